@@ -1,0 +1,102 @@
+"""Agent Checkpoint: leases, fencing tokens, durable checkpoints and audit events in one store.
+
+>>> from agent_checkpoint import StateStore
+>>> store = StateStore(".state/agents.db")
+>>> created = store.initialize()
+>>> lease = store.acquire("release", "worker-a", ttl_seconds=60)
+>>> store.put_checkpoint("deploy-v2", {"stage": "tests-passed"}, lease=lease).sequence
+1
+"""
+
+from __future__ import annotations
+
+from agent_checkpoint.change import Outcome
+from agent_checkpoint.errors import (
+    AgentCheckpointError,
+    FenceRefusedError,
+    ForeignStoreError,
+    InvalidInputError,
+    LeaseHeldError,
+    NewerSchemaError,
+    NotAStoreError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ReentrancyError,
+    SchemaVersionError,
+    SequenceConflictError,
+    StaleLeaseError,
+    StorageBusyError,
+    StorageCorruptError,
+    StorageError,
+    StorageFullError,
+    StorageReadOnlyError,
+    StorageUnreachableError,
+    UnsupportedFilesystemError,
+)
+from agent_checkpoint.fenced import FencedWrite, Part
+from agent_checkpoint.records import (
+    Check,
+    Checkpoint,
+    CheckpointInfo,
+    Event,
+    Fence,
+    Lease,
+    Pruned,
+    Refusals,
+    Status,
+    Write,
+)
+from agent_checkpoint.store import StateStore
+from agent_checkpoint.version import __version__
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent_checkpoint.hookspecs import hookimpl
+
+__all__ = [
+    "AgentCheckpointError",
+    "Check",
+    "Checkpoint",
+    "CheckpointInfo",
+    "Event",
+    "Fence",
+    "FenceRefusedError",
+    "FencedWrite",
+    "ForeignStoreError",
+    "InvalidInputError",
+    "Lease",
+    "LeaseHeldError",
+    "NewerSchemaError",
+    "NotAStoreError",
+    "NotFoundError",
+    "Outcome",
+    "OutcomeUnknownError",
+    "Part",
+    "Pruned",
+    "ReentrancyError",
+    "Refusals",
+    "SchemaVersionError",
+    "SequenceConflictError",
+    "StaleLeaseError",
+    "StateStore",
+    "Status",
+    "StorageBusyError",
+    "StorageCorruptError",
+    "StorageError",
+    "StorageFullError",
+    "StorageReadOnlyError",
+    "StorageUnreachableError",
+    "UnsupportedFilesystemError",
+    "Write",
+    "__version__",
+    "hookimpl",
+]
+
+
+def __getattr__(name: str) -> object:
+    # pluggy is imported only by those who write a plugin, or have one.
+    if name == "hookimpl":
+        from agent_checkpoint.hookspecs import hookimpl
+
+        return hookimpl
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,209 @@
+"""The one path of every change.
+
+Vetoes, lock, clock, rows, rule, writes, commit, then the news, and only then
+the answers: a refusal never aborts its neighbours in a group, and is raised
+only after the commit that put it on record. The check and the write are always
+in the same transaction; a check in an earlier one proves nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+from agent_checkpoint.errors import (
+    FenceRefusedError,
+    OutcomeUnknownError,
+    StaleLeaseError,
+    StorageBusyError,
+    StorageError,
+)
+from agent_checkpoint.ledger import events as event_log
+from agent_checkpoint.ledger import leases as lease_rows
+from agent_checkpoint.plugins import refuse_inside_hook
+from agent_checkpoint.records import Record
+from agent_checkpoint.rules import fence as fencing
+from agent_checkpoint.rules.decision import Failed, Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+    from agent_checkpoint.database import Database, Transaction
+    from agent_checkpoint.errors import AgentCheckpointError
+    from agent_checkpoint.plugins import Plugins
+    from agent_checkpoint.records import Event, Happened, Write
+
+    Decide = Callable[["Change"], Any]
+
+
+class Change(Record):
+    """What a decision works on: the transaction, and the events it causes."""
+
+    transaction: Transaction
+    happened: list[Happened]
+
+
+class Item(Record):
+    """One change of a group: the locks it needs, how it is decided, the write it is.
+
+    ``decide(change)`` returns the answer, ``Refused`` or ``Failed``. ``write``
+    is what plugins may veto; None for changes that are not protected writes.
+    """
+
+    locks: tuple[str, ...]
+    decide: Decide
+    write: Write | None = None
+
+
+class Outcome(Record):
+    """What became of an item: an answer, or the error to raise."""
+
+    answer: Any
+    error: Exception | None = None
+
+
+class Changes:
+    """Runs changes against one database, with one set of plugins."""
+
+    def __init__(self, database: Database, plugins: Plugins) -> None:
+        self._database = database
+        self._plugins = plugins
+
+    def run(
+        self, locks: tuple[str, ...], decide: Decide, write: Write | None = None, *, migrating: bool = False
+    ) -> Any:
+        """Run one change; its answer, or its error raised after the commit.
+
+        ``locks`` are sorted. ``decide(change)`` returns the answer, or
+        ``Refused``; when a refusal cannot be recorded, it is raised all the
+        same. ``write`` is what plugins may veto: the protected write it is.
+        """
+        refuse_inside_hook()
+        veto = None if write is None else self._plugins.check_fence(write)
+        return self._run(locks, decide, write, veto, migrating)
+
+    def run_all(self, items: Sequence[Item]) -> list[Outcome]:
+        """Run changes in one commit; an outcome for each, in order, none raised.
+
+        When the database fails inside the group, each item runs again alone:
+        the database may have ended the transaction by itself, and the rest of
+        the group would have been written outside of it.
+        """
+        refuse_inside_hook()
+        asked = [(item, item.write and self._plugins.check_fence(item.write)) for item in items]
+        locks = sorted({lock for item in items for lock in item.locks})
+        telling = self._plugins.listening
+        told: list[Event] = []
+        try:
+            with self._database.transaction(locks) as transaction:
+                outcomes = [
+                    _outcome(_one(transaction, item.decide, item.write, veto, telling, told)) for item, veto in asked
+                ]
+        except (StorageBusyError, OutcomeUnknownError) as error:
+            return [Outcome(None, error) for _ in asked]
+        except StorageError:
+            return [self._alone(item, veto) for item, veto in asked]
+        self._plugins.tell(told)
+        return outcomes
+
+    @contextmanager
+    def opened(self, item: Item) -> Iterator[Change]:
+        """One change whose body is the caller's ``with`` block.
+
+        ``item.decide`` refuses or lets the block run; an exception in the block
+        rolls everything back.
+        """
+        refuse_inside_hook()
+        veto = item.write and self._plugins.check_fence(item.write)
+        told: list[Event] = []
+        answer: Any = None
+        try:
+            with self._database.transaction(sorted(item.locks)) as transaction:
+                change = Change(transaction, [])
+                answer = item.decide(change) if veto is None else Refused(veto, item.write)
+                if isinstance(answer, Refused):
+                    _write_refusal(change, answer)
+                else:
+                    yield change
+                told += event_log.record(transaction, change.happened, self._plugins.listening)
+        except StorageError:
+            if isinstance(answer, Refused):
+                raise _unrecorded(answer) from None
+            raise
+        self._plugins.tell(told)
+        if isinstance(answer, Refused):
+            raise answer.error
+
+    def _run(
+        self,
+        locks: tuple[str, ...],
+        decide: Decide,
+        write: Write | None,
+        veto: FenceRefusedError | None,
+        migrating: bool = False,
+    ) -> Any:
+        telling = self._plugins.listening
+        told: list[Event] = []
+        answer = None
+        try:
+            with self._database.transaction(locks, migrating) as transaction:
+                answer = _one(transaction, decide, write, veto, telling, told)
+        except StorageError:
+            if isinstance(answer, Refused):
+                raise _unrecorded(answer) from None
+            raise
+        if told:
+            self._plugins.tell(told)
+        if isinstance(answer, (Refused, Failed)):
+            raise answer.error
+        return answer
+
+    def _alone(self, item: Item, veto: FenceRefusedError | None) -> Outcome:
+        try:
+            return Outcome(self._run(tuple(sorted(item.locks)), item.decide, item.write, veto))
+        except Exception as error:
+            return Outcome(None, error)
+
+
+def _one(
+    transaction: Transaction,
+    decide: Decide,
+    write: Write | None,
+    veto: FenceRefusedError | None,
+    telling: bool,
+    told: list[Event],
+) -> Any:
+    """Decide one change and write what was decided, its refusal included."""
+    change = Change(transaction, [])
+    answer = decide(change) if veto is None else Refused(veto, write)
+    if isinstance(answer, Refused):
+        _write_refusal(change, answer)
+    if change.happened:
+        told += event_log.record(transaction, change.happened, telling)
+    return answer
+
+
+def _outcome(answer: Any) -> Outcome:
+    return Outcome(None, answer.error) if isinstance(answer, (Refused, Failed)) else Outcome(answer)
+
+
+def _write_refusal(change: Change, refused: Refused) -> None:
+    if refused.row is not None:
+        lease_rows.save(change.transaction, refused.row)
+    change.happened.extend(refused.events)
+    write = refused.write
+    if write is None:
+        return
+    # A write without a fence is counted under the scope that it lacked.
+    scope = write.scope or refused.error.facts.get("protected_by") or ""
+    if event_log.count_refusal(change.transaction, scope, write.token, write.action) == 1:
+        change.happened.append(fencing.refusal(write, refused.error, scope or None))
+
+
+def _unrecorded(refused: Refused) -> AgentCheckpointError:
+    error = refused.error
+    if isinstance(error, (StaleLeaseError, FenceRefusedError)):
+        error.recorded = False
+        error.facts["recorded"] = False
+    return error

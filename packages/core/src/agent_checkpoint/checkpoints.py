@@ -1,0 +1,153 @@
+"""Checkpoints: put under a fence, get, list, prune."""
+
+from __future__ import annotations
+
+from agent_checkpoint import leases, names, payload
+from agent_checkpoint.errors import StaleLeaseError
+from agent_checkpoint.ledger import checkpoints as rows
+from agent_checkpoint.ledger import leases as lease_rows
+from agent_checkpoint.records import Checkpoint, Fence, Happened, Lease, Pruned, Record, Write
+from agent_checkpoint.rules import fence as fencing
+from agent_checkpoint.rules.decision import Refused
+from agent_checkpoint.times import utc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent_checkpoint.change import Change, Changes
+    from agent_checkpoint.database import Database
+    from agent_checkpoint.records import CheckpointInfo
+
+ACTION = "checkpoint.put"
+# Rows a prune removes in one transaction: few enough that no heartbeat waits long.
+BATCH = 200
+
+
+class Save(Record):
+    """What ``put_checkpoint`` was asked for; ``stored`` is the data as text."""
+
+    workflow: str
+    stored: str
+    fence: Fence | None
+    expected_sequence: int | None
+    rebind: bool
+
+
+def fence_of(lease: Lease | Fence | None, scope: object, owner: object, token: object) -> Fence | None:
+    """The fence that a write presents, or None when it presents none at all.
+
+    Raises:
+        InvalidInputError: some but not all of its parts, or a lease and parts.
+    """
+    parts = {"lease_scope": scope, "owner": owner, "token": token}
+    missing = [field for field, value in parts.items() if value is None]
+    if lease is not None:
+        if len(missing) < len(parts):
+            names.invalid("lease", "give either a lease or lease_scope, owner and token, not both")
+        if not isinstance(lease, (Lease, Fence)):
+            names.invalid("lease", f"must be a Lease or a Fence, not {type(lease).__name__}")
+        return leases.valid_fence(lease.scope, lease.owner, lease.token)
+    if len(missing) == len(parts):
+        return None
+    if missing:
+        names.invalid(missing[0], "is missing: a protected write needs lease_scope, owner and token, all three")
+    return leases.valid_fence(scope, owner, token)
+
+
+def put(changes: Changes, data: object, save: Save) -> Checkpoint:
+    """Save the next checkpoint of a workflow, fenced by the lease that it presents."""
+    fence, workflow = save.fence, save.workflow
+    scope, owner, token = fence or (None, None, None)
+    write = Write("core", ACTION, scope, owner, token, workflow, save.expected_sequence, {"rebind": save.rebind})
+    locks = (f"workflow:{workflow}",) if fence is None else (f"scope:{scope}", f"workflow:{workflow}")
+
+    def decide(change: Change) -> Checkpoint | Refused:
+        transaction = change.transaction
+        if fence is not None:
+            live = fencing.live(lease_rows.of_scope(transaction, fence.scope), fence, transaction.moment)
+            if isinstance(live, StaleLeaseError):
+                return Refused(live, write)
+        found = rows.standing(transaction, workflow)
+        error = fencing.binding(workflow, found, fence, save.expected_sequence, save.rebind)
+        if error is not None:
+            return Refused(error, write if isinstance(error, StaleLeaseError) else None)
+        saved_at = utc(transaction.moment.wall_ns)
+        checkpoint = Checkpoint(workflow, found.sequence + 1, data, saved_at, scope, owner, token)
+        rows.save(transaction, checkpoint, save.stored)
+        change.happened.extend(fencing.saved(workflow, found, fence, len(save.stored)))
+        return checkpoint
+
+    return changes.run(locks, decide, write if fence or save.rebind else None)  # type: ignore[no-any-return]
+
+
+def valid_save(
+    workflow: str, data: object, fence: Fence | None, expected_sequence: int | None, rebind: bool, max_bytes: int
+) -> Save:
+    """The request, its parts checked before any lock is taken."""
+    if expected_sequence is not None:
+        names.integer("expected_sequence", expected_sequence, 0)
+    return Save(
+        names.name("workflow", workflow),
+        payload.encode("data", data, max_bytes),
+        fence,
+        expected_sequence,
+        names.flag("rebind", rebind),
+    )
+
+
+def find(database: Database, workflow: str, sequence: int | None) -> Checkpoint | None:
+    """The latest checkpoint of a workflow or the one with ``sequence``; None when absent."""
+    names.name("workflow", workflow)
+    if sequence is not None:
+        names.integer("sequence", sequence, 1)
+    with database.read() as reader:
+        found = rows.find(reader, workflow, sequence)
+    return found and found[0]._replace(data=payload.decode(found[1]))
+
+
+def latest_of_each(database: Database) -> list[CheckpointInfo]:
+    """The latest checkpoint of every workflow, last saved first."""
+    with database.read() as reader:
+        return rows.latest_of_each(reader)
+
+
+def history(database: Database, workflow: str) -> list[CheckpointInfo]:
+    """Every checkpoint of a workflow, newest first."""
+    names.name("workflow", workflow)
+    with database.read() as reader:
+        return rows.history(reader, workflow)
+
+
+def prune(changes: Changes, database: Database, keep_last: int, workflow: str | None, dry_run: bool) -> list[Pruned]:
+    """Remove all but the last ``keep_last`` checkpoints, in short transactions."""
+    names.integer("keep_last", keep_last, 1)
+    names.flag("dry_run", dry_run)
+    if workflow is not None:
+        names.name("workflow", workflow)
+    with database.read() as reader:
+        chosen = rows.workflows(reader) if workflow is None else [workflow]
+        spans = {name: rows.span_to_prune(reader, name, keep_last) for name in chosen}
+    pruned = []
+    for name, (count, first, last) in spans.items():
+        removed = count if dry_run else _prune_to(changes, name, last)
+        if removed:
+            pruned.append(Pruned(name, removed, first, last))
+    return pruned
+
+
+def _prune_to(changes: Changes, workflow: str, last: int) -> int:
+    """Remove the checkpoints up to sequence ``last``; how many this call removed."""
+    removed = 0
+    while batch := _prune_batch(changes, workflow, last):
+        removed += batch
+    return removed
+
+
+def _prune_batch(changes: Changes, workflow: str, last: int) -> int:
+    def decide(change: Change) -> int:
+        removed, to_sequence = rows.remove_batch(change.transaction, workflow, last + 1, BATCH)
+        if removed:
+            detail = {"count": removed, "from_sequence": to_sequence - removed + 1, "to_sequence": to_sequence}
+            change.happened.append(Happened("checkpoint.pruned", workflow=workflow, detail=detail))
+        return removed
+
+    return changes.run((f"workflow:{workflow}",), decide)  # type: ignore[no-any-return]

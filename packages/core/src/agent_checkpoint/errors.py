@@ -1,0 +1,216 @@
+"""What callers catch.
+
+Each class is named for what the caller should do. What a message says is also
+an attribute (``facts`` has them all, ready for JSON), and each class knows the
+command's exit status and whether the same call may succeed when repeated.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class AgentCheckpointError(Exception):
+    """Base of everything this package raises on purpose."""
+
+    code = "unexpected"
+    exit_status = 1
+    retryable = False
+    hint = ""
+
+    def __init__(self, message: str = "", *, hint: str = "", **facts: Any) -> None:
+        super().__init__(message)
+        self.facts: dict[str, Any] = facts
+        if hint:
+            self.hint = hint
+        for name, value in facts.items():
+            setattr(self, name, value)
+
+    @property
+    def message(self) -> str:
+        """The sentence for a person."""
+        return str(self)
+
+
+class InvalidInputError(AgentCheckpointError, ValueError):
+    """A value breaks a rule; ``field`` names it."""
+
+    code = "invalid-input"
+    exit_status = 2
+    field: str
+
+
+class NotFoundError(AgentCheckpointError):
+    """There is no such store, lease, workflow or sequence."""
+
+    code = "not-found"
+    exit_status = 66
+
+
+class LeaseHeldError(AgentCheckpointError):
+    """Another lease is live in this scope; try again after ``retry_after`` seconds."""
+
+    code = "lease-held"
+    exit_status = 75
+    retryable = True
+    scope: str
+    owner: str
+    token: int
+    expires_at: str
+    retry_after: float
+
+
+class StaleLeaseError(AgentCheckpointError, RuntimeError):
+    """The fence matches no live lease: stop, another worker may own the scope.
+
+    ``reason`` is expired, released, superseded, unknown, wrong-owner,
+    scope-mismatch or protected; ``recorded`` says whether the refusal reached
+    the audit log (False only when the log could not be written).
+    """
+
+    code = "stale-lease"
+    exit_status = 76
+    reason: str
+    scope: str | None
+    owner: str | None
+    token: int | None
+    recorded: bool = True
+
+
+class SequenceConflictError(AgentCheckpointError):
+    """The workflow is not at the sequence that the writer expected."""
+
+    code = "sequence-conflict"
+    exit_status = 76
+    workflow: str
+    expected: int
+    found: int
+
+
+class ReentrancyError(AgentCheckpointError):
+    """A hook, or the body of a transaction, called the store it runs inside of."""
+
+    code = "reentrancy"
+    exit_status = 2
+
+
+class FenceRefusedError(AgentCheckpointError, RuntimeError):
+    """A plugin vetoed a protected write; ``plugin`` says which, ``reason`` why.
+
+    A ``check_fence`` hook raises it with the reason alone.
+    """
+
+    code = "fence-refused"
+    exit_status = 77
+    plugin: str
+    reason: str
+    recorded: bool = True
+
+
+class StorageError(AgentCheckpointError):
+    """The database could not do it; nothing is half-written."""
+
+    code = "storage"
+    exit_status = 74
+
+
+class StorageBusyError(StorageError):
+    """No write lock within the busy timeout; safe to retry.
+
+    ``blocker`` is {pid, command, stopped} where the kernel tells, else None.
+    """
+
+    code = "storage-busy"
+    exit_status = 75
+    retryable = True
+    hint = "try again, or give a longer busy timeout"
+    blocker: dict[str, Any] | None
+
+
+class StorageFullError(StorageError):
+    """The disk, the quota or the file size limit is reached."""
+
+    code = "storage-full"
+    retryable = True
+    hint = "free some space, then repeat the call"
+
+
+class StorageReadOnlyError(StorageError):
+    """The database or its directory cannot be written."""
+
+    code = "storage-read-only"
+    hint = "check the owner and the modes of the database and of its directory, and the mount"
+
+
+class StorageCorruptError(StorageError):
+    """The file is damaged."""
+
+    code = "storage-corrupt"
+    hint = "run 'agent-checkpoint doctor'; keep the file and its -wal, restore from a backup"
+
+
+class NotAStoreError(StorageError):
+    """The file is not an Agent Checkpoint store; it was left as it is."""
+
+    code = "storage-not-a-store"
+    hint = "name another path, or create a store with 'agent-checkpoint init'"
+
+
+class UnsupportedFilesystemError(StorageError):
+    """SQLite's locks cannot be trusted on this filesystem."""
+
+    code = "storage-unsupported-filesystem"
+    hint = "put the database on a local disk; to share between machines use PostgreSQL"
+
+
+class StorageUnreachableError(StorageError):
+    """The database cannot be opened or read."""
+
+    code = "storage-unreachable"
+    hint = "check the path, the permissions and the disk"
+
+
+class ForeignStoreError(StorageError):
+    """A store found by searching upwards belongs to another user."""
+
+    code = "storage-foreign-owner"
+    hint = "if you trust it name it with --db, else run 'agent-checkpoint --db PATH init'"
+
+
+class SchemaVersionError(StorageError):
+    """The store's schema is of another version than this package writes."""
+
+    code = "storage-schema-version"
+    component: str
+    found: int
+    supported: int
+
+
+class NewerSchemaError(SchemaVersionError):
+    """The store was written by a newer version of this package; it was left as it is."""
+
+    code = "storage-newer-schema"
+    hint = "upgrade agent-checkpoint in this environment"
+
+
+class OutcomeUnknownError(StorageError):
+    """The commit's answer was lost: it may have happened. Read before you repeat it."""
+
+    code = "storage-outcome-unknown"
+    hint = "read the lease or the checkpoint again: its token and sequence tell"
+
+
+def schema_version_error(component: str, found: int, supported: int) -> SchemaVersionError:
+    """The error for tables of another version than this package writes."""
+    facts = {"component": component, "found": found, "supported": supported}
+    if found > supported:
+        return NewerSchemaError(
+            f"the store has version {found} of the {component} tables, this package knows up to {supported}", **facts
+        )
+    return SchemaVersionError(
+        f"the store has version {found} of the {component} tables, this package writes version {supported}",
+        hint="run 'agent-checkpoint init' once (store.initialize()); other processes may go on meanwhile",
+        **facts,
+    )

@@ -1,0 +1,132 @@
+"""What adapters write: rows of their own tables, under core's fence, in core's one commit."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+from agent_checkpoint import leases, names, payload
+from agent_checkpoint.change import Item
+from agent_checkpoint.errors import StaleLeaseError, StorageError
+from agent_checkpoint.ledger import leases as lease_rows
+from agent_checkpoint.records import Fence, Happened, Record, Write
+from agent_checkpoint.rules import fence as fencing
+from agent_checkpoint.rules.decision import Failed, Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
+
+    from agent_checkpoint.change import Change, Changes, Outcome
+    from agent_checkpoint.database import Parameters, Row
+    from agent_checkpoint.records import Lease, Moment
+
+
+class FencedWrite(Record):
+    """One write of an adapter, for ``write_all``.
+
+    ``body(part)`` runs inside a savepoint, after the fence was found live in
+    the same transaction; what it returns is the answer. ``fence`` None makes it
+    an unprotected write: whether that is allowed is the adapter's rule.
+    ``locks`` are names (``kind:name``) that no two writers may hold at once,
+    beside the fence's scope and the workflow, which are locked anyway.
+    """
+
+    component: str
+    action: str
+    body: Callable[[Part], Any] | None = None
+    fence: Fence | Lease | None = None
+    workflow: str | None = None
+    detail: dict[str, Any] = {}  # noqa: RUF012 -- a named tuple's default, never mutated
+    locks: tuple[str, ...] = ()
+
+
+class Part:
+    """An adapter's hands inside a transaction of the store."""
+
+    __slots__ = ("_change", "_write")
+
+    def __init__(self, change: Change, write: Write) -> None:
+        self._change = change
+        self._write = write
+
+    @property
+    def moment(self) -> Moment:
+        """The time of this change, read once after its locks."""
+        return self._change.transaction.moment
+
+    def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
+        """All rows of a query."""
+        return self._change.transaction.rows(sql, parameters)
+
+    def run(self, sql: str, parameters: Parameters = ()) -> int:
+        """Execute one statement; the number of rows it touched."""
+        return self._change.transaction.run(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Iterable[Parameters]) -> None:
+        """Execute one statement for each set of parameters."""
+        self._change.transaction.executemany(sql, parameters)
+
+    def event(self, kind: str, detail: dict[str, Any] | None = None, *, sequence: int | None = None) -> None:
+        """Append an audit event (``noun.verb-ed``) under the fence and workflow of this write."""
+        names.name("kind", kind)
+        payload.encode("detail", detail or {})
+        scope, owner, token, workflow = self._write[2:6]
+        self._change.happened.append(Happened(kind, scope, owner, token, workflow, sequence, detail or {}))
+
+
+def write_all(changes: Changes, writes: Iterable[FencedWrite]) -> list[Outcome]:
+    """Run many writes in one commit; an outcome for each, in order, none raised."""
+    return changes.run_all([_item(fenced) for fenced in writes])
+
+
+@contextmanager
+def transaction(changes: Changes, fenced: FencedWrite) -> Iterator[Part]:
+    """The one-item form: the body is the caller's ``with`` block."""
+    write = _write(fenced)
+    item = Item(_locks(fenced, write), lambda change: _refused(change, write), write if fenced.fence else None)
+    with changes.opened(item) as change:
+        yield Part(change, write)
+
+
+def _item(fenced: FencedWrite) -> Item:
+    write = _write(fenced)
+
+    def decide(change: Change) -> Any:
+        refused = _refused(change, write)
+        if refused is not None:
+            return refused
+        try:
+            with change.transaction.savepoint():
+                return fenced.body(Part(change, write)) if fenced.body else None
+        except StorageError:
+            raise  # the database may have ended the whole transaction: the group decides
+        except Exception as error:
+            change.happened.clear()
+            return Failed(error)
+
+    return Item(_locks(fenced, write), decide, write if fenced.fence else None)
+
+
+def _refused(change: Change, write: Write) -> Refused | None:
+    if write.scope is None or write.owner is None or write.token is None:
+        return None
+    fence = Fence(write.scope, write.owner, write.token)
+    found = fencing.live(lease_rows.of_scope(change.transaction, fence.scope), fence, change.transaction.moment)
+    return Refused(found, write) if isinstance(found, StaleLeaseError) else None
+
+
+def _write(fenced: FencedWrite) -> Write:
+    component, action = names.name("component", fenced.component), names.name("action", fenced.action)
+    workflow = None if fenced.workflow is None else names.name("workflow", fenced.workflow)
+    payload.encode_object("detail", fenced.detail)
+    scope, owner, token = None, None, None
+    if fenced.fence is not None:
+        scope, owner, token = leases.valid_fence(fenced.fence.scope, fenced.fence.owner, fenced.fence.token)
+    return Write(component, action, scope, owner, token, workflow, None, fenced.detail)
+
+
+def _locks(fenced: FencedWrite, write: Write) -> tuple[str, ...]:
+    scope = () if write.scope is None else (f"scope:{write.scope}",)
+    workflow = () if write.workflow is None else (f"workflow:{write.workflow}",)
+    return (*scope, *workflow, *fenced.locks)

@@ -1,0 +1,1 @@
+"""Every SQL statement on core's tables, a file a table; no decision is made here."""

@@ -1,0 +1,142 @@
+"""The checkpoint rows. A workflow's latest one is never removed: its sequence counts on from it."""
+
+from __future__ import annotations
+
+from agent_checkpoint.records import Checkpoint, CheckpointInfo
+from agent_checkpoint.rules.fence import Workflow
+from agent_checkpoint.times import utc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent_checkpoint.database import Reader, Row, Transaction
+
+STANDING = """
+SELECT sequence, scope FROM checkpoints
+WHERE workflow = ?
+ORDER BY sequence DESC
+LIMIT 1
+"""
+
+SAVE = """
+INSERT INTO checkpoints (workflow, sequence, size_bytes, saved_at, scope, owner, token, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+LATEST = """
+SELECT workflow, sequence, saved_at, scope, owner, token, data FROM checkpoints
+WHERE workflow = ?
+ORDER BY sequence DESC
+LIMIT 1
+"""
+
+AT = """
+SELECT workflow, sequence, saved_at, scope, owner, token, data FROM checkpoints
+WHERE workflow = ? AND sequence = ?
+"""
+
+HISTORY = """
+SELECT workflow, sequence, size_bytes, saved_at, scope, owner, token FROM checkpoints
+WHERE workflow = ?
+ORDER BY sequence DESC
+"""
+
+LATEST_OF_EACH = """
+SELECT workflow, sequence, size_bytes, saved_at, scope, owner, token FROM checkpoints
+WHERE id IN (SELECT MAX(id) FROM checkpoints GROUP BY workflow)
+ORDER BY id DESC
+"""
+
+WORKFLOWS = """
+SELECT DISTINCT workflow FROM checkpoints
+ORDER BY workflow
+"""
+
+# The oldest sequence that stays when a workflow keeps so many.
+OLDEST_KEPT = """
+SELECT sequence FROM checkpoints
+WHERE workflow = ?
+ORDER BY sequence DESC
+LIMIT 1 OFFSET ?
+"""
+
+SPAN_BELOW = """
+SELECT COUNT(*), MIN(sequence), MAX(sequence) FROM checkpoints
+WHERE workflow = ? AND sequence < ?
+"""
+
+# The sequence that ends a batch of removals.
+BATCH_END = """
+SELECT MAX(sequence) FROM (
+    SELECT sequence FROM checkpoints
+    WHERE workflow = ? AND sequence < ?
+    ORDER BY sequence
+    LIMIT ?
+) AS batch
+"""
+
+REMOVE = """
+DELETE FROM checkpoints
+WHERE workflow = ? AND sequence < ?
+"""
+
+
+def standing(reader: Reader, workflow: str) -> Workflow:
+    """The latest sequence of a workflow (0: none) and the scope it was written under."""
+    found = reader.rows(STANDING, (workflow,))
+    return Workflow(*found[0]) if found else Workflow(0, None)
+
+
+def save(transaction: Transaction, checkpoint: Checkpoint, stored: str) -> None:
+    """Write the next checkpoint; ``stored`` is its data as text."""
+    workflow, sequence, _, _, scope, owner, token = checkpoint
+    saved_at = transaction.moment.wall_ns
+    transaction.run(SAVE, (workflow, sequence, len(stored), saved_at, scope, owner, token, stored))
+
+
+def find(reader: Reader, workflow: str, sequence: int | None) -> tuple[Checkpoint, str] | None:
+    """A checkpoint without its data, and the data as stored; the latest without ``sequence``."""
+    if sequence is None:
+        found = reader.rows(LATEST, (workflow,))
+    else:
+        found = reader.rows(AT, (workflow, sequence))
+    if not found:
+        return None
+    _, sequence, saved_at, scope, owner, token, stored = found[0]
+    return Checkpoint(workflow, sequence, None, utc(saved_at), scope, owner, token), stored
+
+
+def history(reader: Reader, workflow: str) -> list[CheckpointInfo]:
+    """Every checkpoint of a workflow, newest first."""
+    return [_info(row) for row in reader.rows(HISTORY, (workflow,))]
+
+
+def latest_of_each(reader: Reader) -> list[CheckpointInfo]:
+    """The latest checkpoint of every workflow, last saved first."""
+    return [_info(row) for row in reader.rows(LATEST_OF_EACH)]
+
+
+def workflows(reader: Reader) -> list[str]:
+    """Every workflow that has a checkpoint."""
+    return [name for (name,) in reader.rows(WORKFLOWS)]
+
+
+def span_to_prune(reader: Reader, workflow: str, keep_last: int) -> tuple[int, int, int]:
+    """How many checkpoints are older than the last ``keep_last``, the first and the last of them."""
+    kept = reader.rows(OLDEST_KEPT, (workflow, keep_last - 1))
+    if not kept:
+        return (0, 0, 0)
+    count, first, last = reader.rows(SPAN_BELOW, (workflow, kept[0][0]))[0]
+    return (count, first or 0, last or 0)
+
+
+def remove_batch(transaction: Transaction, workflow: str, below: int, most: int) -> tuple[int, int]:
+    """Remove the oldest ``most`` checkpoints below a sequence: how many, and the last of them."""
+    last = transaction.rows(BATCH_END, (workflow, below, most))[0][0]
+    if last is None:
+        return (0, 0)
+    return (transaction.run(REMOVE, (workflow, last + 1)), last)
+
+
+def _info(row: Row) -> CheckpointInfo:
+    workflow, sequence, size_bytes, saved_at, scope, owner, token = row
+    return CheckpointInfo(workflow, sequence, size_bytes, utc(saved_at), scope, owner, token)

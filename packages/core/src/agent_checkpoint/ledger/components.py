@@ -1,0 +1,42 @@
+"""Which version each component's tables are at. The table itself comes with the empty store."""
+
+from __future__ import annotations
+
+from agent_checkpoint.version import __version__
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent_checkpoint.database import Reader, Transaction
+
+VERSION = """
+SELECT version FROM components
+WHERE component = ?
+"""
+
+SET_VERSION = """
+INSERT INTO components (component, version, package, changed_at)
+VALUES (?, ?, ?, ?)
+ON CONFLICT (component) DO UPDATE SET
+version = excluded.version, package = excluded.package, changed_at = excluded.changed_at
+"""
+
+ALL = """
+SELECT component, version, package FROM components
+ORDER BY component
+"""
+
+
+def version(reader: Reader, component: str) -> int:
+    """The version of a component's tables; 0 when it has none."""
+    found = reader.rows(VERSION, (component,))
+    return int(found[0][0]) if found else 0
+
+
+def set_version(transaction: Transaction, component: str, number: int) -> None:
+    """Note that a component's tables are at this version now."""
+    transaction.run(SET_VERSION, (component, number, __version__, transaction.moment.wall_ns))
+
+
+def everyone(reader: Reader) -> list[tuple[str, int, str]]:
+    """Every component with its version and the package version that brought it there."""
+    return [(component, number, package) for component, number, package in reader.rows(ALL)]

@@ -1,0 +1,101 @@
+"""The audit log, append-only, and the counters of refused writes.
+
+Order is by id, never by time. A cursor is opaque to readers: it names the
+epoch, the transaction and the id of an event; on a database with one writer at
+a time the first two are 0.
+"""
+
+from __future__ import annotations
+
+import re
+
+from agent_checkpoint import payload
+from agent_checkpoint.names import MAX_TOKEN, invalid
+from agent_checkpoint.records import Event, Refusals
+from agent_checkpoint.times import utc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent_checkpoint.database import Reader, Row, Transaction
+    from agent_checkpoint.records import Happened
+
+RECORD = """
+INSERT INTO events (at, kind, scope, owner, token, workflow, sequence, detail)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+RECORD_TELLING = RECORD + "RETURNING id\n"
+
+COLUMNS = "SELECT id, at, kind, scope, owner, token, workflow, sequence, detail FROM events WHERE "
+NEXT = "id > ? AND id < ?{filters} ORDER BY id LIMIT ?"
+LAST = "id > ? AND id < ?{filters} ORDER BY id DESC LIMIT ?"
+FILTERS = {"scope": " AND scope = ?", "workflow": " AND workflow = ?", "kind": " AND kind = ?"}
+
+COUNT_REFUSAL = """
+INSERT INTO refusals (scope, token, action, count, first_at, last_at)
+VALUES (?, ?, ?, 1, ?, ?)
+ON CONFLICT (scope, token, action) DO UPDATE SET count = refusals.count + 1, last_at = excluded.last_at
+RETURNING count
+"""
+
+REFUSALS = """
+SELECT scope, token, action, count, first_at, last_at FROM refusals
+ORDER BY last_at DESC, scope, token, action
+LIMIT ?
+"""
+
+_CURSOR = re.compile(r"0-0-([0-9]{1,19})", re.ASCII)
+
+
+def record(transaction: Transaction, events: Sequence[Happened], telling: bool) -> list[Event]:
+    """Append events; with ``telling`` they come back as they will be read."""
+    at = transaction.moment.wall_ns
+    told = []
+    for kind, scope, owner, token, workflow, sequence, detail in events:
+        row = (at, kind, scope, owner, token, workflow, sequence, payload.dump(detail) if detail else "{}")
+        if telling:
+            (number,) = transaction.rows(RECORD_TELLING, row)[0]
+            told.append(_event((number, *row)))
+        else:
+            transaction.run(RECORD, row)
+    return told
+
+
+def read(reader: Reader, limit: int, after: str | None, filters: dict[str, str | None]) -> list[Event]:
+    """Oldest first: the last ``limit`` events, or with ``after`` the next ones behind that cursor."""
+    chosen = {name: value for name, value in filters.items() if value is not None}
+    order = (LAST if after is None else NEXT).format(filters="".join(FILTERS[name] for name in chosen))
+    start = 0 if after is None else _place(after)
+    rows = reader.rows(COLUMNS + order, (start, reader.horizon, *chosen.values(), limit))
+    found = [_event(row) for row in rows]
+    return found if after is not None else found[::-1]
+
+
+def count_refusal(transaction: Transaction, scope: str, token: int | None, action: str) -> int:
+    """Count a refused write; 1 for the first of its kind."""
+    at = transaction.moment.wall_ns
+    counted: int = transaction.rows(COUNT_REFUSAL, (scope, token or 0, action, at, at))[0][0]
+    return counted
+
+
+def refusals(reader: Reader, most: int) -> list[Refusals]:
+    """The counters of refused writes, latest first."""
+    return [
+        Refusals(scope, token or None, action, count, utc(first_at), utc(last_at))
+        for scope, token, action, count, first_at, last_at in reader.rows(REFUSALS, (most,))
+    ]
+
+
+def _event(row: Row) -> Event:
+    number, at, kind, scope, owner, token, workflow, sequence, detail = row
+    cursor = f"0-0-{number}"
+    return Event(cursor, number, utc(at), kind, scope, owner, token, workflow, sequence, payload.decode(detail))
+
+
+def _place(cursor: str) -> int:
+    match = _CURSOR.fullmatch(cursor)
+    if match is None or int(match[1]) > MAX_TOKEN:
+        invalid("after", "must be a cursor that an event of this store carries")
+    return int(match[1])

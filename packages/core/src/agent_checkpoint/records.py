@@ -1,0 +1,277 @@
+"""The frozen values that go in and out of the store.
+
+A record is a named tuple declared as a class. The declaration is understood by
+type checkers as ``typing.NamedTuple`` and built without importing ``typing``,
+which would cost a fifth of the command's start-up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+
+from agent_checkpoint.times import utc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from datetime import datetime
+    from typing import Any, Literal
+    from typing import NamedTuple as Record
+
+    LeaseState = Literal["live", "expired", "released", "force-released"]
+else:
+
+    class _RecordType(type):
+        def __new__(mcls, name, bases, body):
+            if not bases:
+                return super().__new__(mcls, name, bases, body)
+            fields = list(body.pop("__annotations__", ()))
+            defaults = [body.pop(field) for field in fields if field in body]
+            values = namedtuple(name, fields, defaults=defaults, module=body["__module__"])
+            return type(name, (values,), {"__slots__": (), **body})
+
+    class Record(metaclass=_RecordType):
+        """Base of the records below: annotated names become the fields of a named tuple."""
+
+
+class Fence(Record):
+    """What a protected write presents: the proof that its worker was granted the scope."""
+
+    scope: str
+    owner: str
+    token: int
+
+
+class LeaseRow(Record):
+    """A lease as it is stored: one row for each (scope, slot), never deleted.
+
+    Wall times are nanoseconds since 1970; ``beat_ticks`` is the monotonic time
+    of the grant or of the last heartbeat in ``domain``.
+    """
+
+    scope: str
+    slot: int
+    owner: str
+    token: int
+    state: LeaseState
+    ttl_ns: int
+    acquired_at: int
+    heartbeat_at: int
+    expires_at: int
+    domain: str
+    beat_ticks: int
+    metadata: str
+
+
+class Lease(Record):
+    """An owner's right to a scope, as it was when the store was read.
+
+    Times are aware UTC datetimes. They are for people: what decides is the
+    store's clock rule.
+    """
+
+    row: LeaseRow
+    state: LeaseState
+    left_ns: int
+    expires_ns: int
+
+    @property
+    def scope(self) -> str:
+        """What is protected."""
+        return self.row.scope
+
+    @property
+    def slot(self) -> int:
+        """Which of the scope's leases this is; 0 where a scope has one."""
+        return self.row.slot
+
+    @property
+    def owner(self) -> str:
+        """The label of who asked for it."""
+        return self.row.owner
+
+    @property
+    def token(self) -> int:
+        """The fencing token: higher than that of every earlier grant of the scope."""
+        return self.row.token
+
+    @property
+    def ttl_seconds(self) -> float:
+        """How long it lasts after its last heartbeat."""
+        return self.row.ttl_ns / 1e9
+
+    @property
+    def acquired_at(self) -> datetime:
+        """When it was granted."""
+        return utc(self.row.acquired_at)
+
+    @property
+    def heartbeat_at(self) -> datetime:
+        """When it was granted or extended last."""
+        return utc(self.row.heartbeat_at)
+
+    @property
+    def expires_at(self) -> datetime:
+        """When it ends, or ended, without another heartbeat."""
+        return utc(self.expires_ns)
+
+    @property
+    def remaining_seconds(self) -> float:
+        """How long it still lived at the time of reading; 0.0 when it is not live."""
+        return self.left_ns / 1e9
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The JSON object that came with the grant."""
+        return dict(json.loads(self.row.metadata))
+
+    @property
+    def fence(self) -> Fence:
+        """The part of the lease that a protected write presents."""
+        return Fence(self.row.scope, self.row.owner, self.row.token)
+
+    def asdict(self) -> dict[str, Any]:
+        """All of the above by name, without the fence: what the command prints."""
+        return {name: getattr(self, name) for name in LEASE_FIELDS}
+
+    def __repr__(self) -> str:
+        return f"Lease({', '.join(f'{name}={value!r}' for name, value in self.asdict().items())})"
+
+
+LEASE_FIELDS = (
+    "scope",
+    "slot",
+    "owner",
+    "token",
+    "state",
+    "ttl_seconds",
+    "acquired_at",
+    "heartbeat_at",
+    "expires_at",
+    "remaining_seconds",
+    "metadata",
+)
+
+
+class Checkpoint(Record):
+    """A saved state; ``scope``, ``owner``, ``token`` are None when it was written unprotected."""
+
+    workflow: str
+    sequence: int
+    data: Any
+    saved_at: datetime
+    scope: str | None
+    owner: str | None
+    token: int | None
+
+
+class CheckpointInfo(Record):
+    """A checkpoint as lists show it: ``size_bytes`` of encoded JSON in place of the data."""
+
+    workflow: str
+    sequence: int
+    size_bytes: int
+    saved_at: datetime
+    scope: str | None
+    owner: str | None
+    token: int | None
+
+
+class Pruned(Record):
+    """What a prune removed, or with ``dry_run`` would remove, from one workflow."""
+
+    workflow: str
+    removed: int
+    from_sequence: int
+    to_sequence: int
+
+
+class Event(Record):
+    """One line of the audit log. ``cursor`` is opaque: hand it to ``events(after=…)``."""
+
+    cursor: str
+    id: int
+    at: datetime
+    kind: str
+    scope: str | None
+    owner: str | None
+    token: int | None
+    workflow: str | None
+    sequence: int | None
+    detail: dict[str, Any]
+
+
+class Refusals(Record):
+    """How often writes were refused to one (scope, token, action); the first is an event too.
+
+    ``token`` is None for writes that presented no fence.
+    """
+
+    scope: str
+    token: int | None
+    action: str
+    count: int
+    first_at: datetime
+    last_at: datetime
+
+
+class Status(Record):
+    """One consistent look at the store: the four questions for every scope and workflow."""
+
+    database: str
+    at: datetime
+    leases: list[Lease]
+    checkpoints: list[CheckpointInfo]
+    refusals: list[Refusals]
+
+
+class Check(Record):
+    """One line of a health report; ``verdict`` broken makes ``doctor`` exit with 74."""
+
+    check: str
+    verdict: Literal["ok", "warning", "broken"]
+    value: Any
+    message: str
+
+
+class Write(Record):
+    """A protected write as a ``check_fence`` hook sees it, before it happens.
+
+    ``sequence`` is the expected sequence where the writer named one.
+    """
+
+    component: str
+    action: str
+    scope: str | None
+    owner: str | None
+    token: int | None
+    workflow: str | None
+    sequence: int | None
+    detail: dict[str, Any]
+
+
+class Happened(Record):
+    """An event on its way into the log, before the log gave it an id and a time."""
+
+    kind: str
+    scope: str | None = None
+    owner: str | None = None
+    token: int | None = None
+    workflow: str | None = None
+    sequence: int | None = None
+    detail: dict[str, Any] = {}  # noqa: RUF012 -- a named tuple's default, never mutated
+
+
+class Moment(Record):
+    """The time at which a change is decided, read once, after the write lock.
+
+    ``ticks_ns`` is the kernel's monotonic clock and means something within
+    ``domain`` only (a boot of a kernel; "" when it cannot be known).
+    ``one_kernel``: only one kernel at a time can have this store open, so that
+    a lease of another boot belongs to a kernel that is gone.
+    """
+
+    wall_ns: int
+    ticks_ns: int
+    domain: str
+    one_kernel: bool

@@ -1,0 +1,36 @@
+"""What a rule answers: granted or refused, with the row and the events to write."""
+
+from __future__ import annotations
+
+from agent_checkpoint.records import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent_checkpoint.errors import AgentCheckpointError
+    from agent_checkpoint.records import Happened, LeaseRow, Write
+
+
+class Granted(Record):
+    """Yes: write ``row`` and ``events``; ``row`` is also the answer."""
+
+    row: LeaseRow
+    events: tuple[Happened, ...]
+
+
+class Refused(Record):
+    """No, because of ``error``; ``row`` and ``events`` are written all the same.
+
+    ``write`` is the protected write that is refused, for the audit log; None
+    where a refusal is the ordinary answer to a question (a lease is held).
+    """
+
+    error: AgentCheckpointError
+    write: Write | None = None
+    row: LeaseRow | None = None
+    events: tuple[Happened, ...] = ()
+
+
+class Failed(Record):
+    """Neither: the body of a write raised ``error``; nothing of it was written."""
+
+    error: Exception

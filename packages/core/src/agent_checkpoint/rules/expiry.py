@@ -1,0 +1,62 @@
+"""How long a lease still lives, and by which clock.
+
+Three cases, in this order:
+
+1. Same clock domain: live until ``beat_ticks + ttl`` of the monotonic clock. A
+   beat more than a second in the future was made under another boot.
+2. Another known boot, and only one kernel at a time can have the store open:
+   the owner's kernel is gone, expired at once.
+3. Otherwise the wall clock decides, and never grants more than one ttl from
+   now, so that a clock which stepped back cannot block a scope for ever.
+
+The ttl is always the lease's own, never the contender's.
+"""
+
+from __future__ import annotations
+
+from agent_checkpoint.names import NS
+from agent_checkpoint.records import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent_checkpoint.records import LeaseRow, Moment
+
+# A later beat than this in one domain is no scheduling noise but another boot.
+FUTURE_NS = NS
+
+
+class Remaining(Record):
+    """Nanoseconds a lease still lives (0: expired), and why it would have ended.
+
+    ``clamp``: the wall clock promised more than one ttl; a writer stores less.
+    """
+
+    ns: int
+    reason: str
+    clamp: bool = False
+
+
+def remaining(row: LeaseRow, moment: Moment) -> Remaining:
+    """What is left of a lease whose state is live."""
+    if row.domain and moment.domain:
+        lived = moment.ticks_ns - row.beat_ticks
+        if row.domain == moment.domain and lived >= -FUTURE_NS:
+            return Remaining(_within(row.ttl_ns - lived, row.ttl_ns), "ttl")
+        if moment.one_kernel:
+            return Remaining(0, "reboot")
+    left = row.expires_at - moment.wall_ns
+    return Remaining(_within(left, row.ttl_ns), "ttl", left > row.ttl_ns)
+
+
+def _within(left: int, ttl_ns: int) -> int:
+    return 0 if left < 0 else left if left < ttl_ns else ttl_ns
+
+
+def is_live(row: LeaseRow, moment: Moment) -> bool:
+    """Whether the lease still protects its scope."""
+    return row.state == "live" and remaining(row, moment).ns > 0
+
+
+def clamped(row: LeaseRow, moment: Moment) -> LeaseRow:
+    """The lease with no more than one ttl to live, counted from now by the wall clock."""
+    return row._replace(expires_at=moment.wall_ns + row.ttl_ns)

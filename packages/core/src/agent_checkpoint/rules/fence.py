@@ -1,0 +1,113 @@
+"""Who may change what is protected: the fencing rule, applied inside the write's transaction.
+
+Source of the rule: a token that grows with every grant lets the protected side
+refuse a holder that was superseded while it slept. Here the protected side is
+the store itself, so a refusal needs no co-operation of the late worker.
+"""
+
+from __future__ import annotations
+
+from agent_checkpoint.errors import SequenceConflictError, StaleLeaseError
+from agent_checkpoint.records import Happened, Record
+from agent_checkpoint.rules.expiry import is_live
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent_checkpoint.records import Fence, LeaseRow, Moment, Write
+
+STOP = "stop this worker: what it would do may have been done by another; read the checkpoint, acquire again"
+_WHY = {
+    "expired": "expired before this call",
+    "released": "was released",
+    "superseded": "was superseded by a later grant",
+    "unknown": "was never granted",
+    "wrong-owner": "belongs to another owner",
+}
+
+
+class Workflow(Record):
+    """Where a workflow stands: its latest sequence (0: none) and the scope that protects it."""
+
+    sequence: int
+    scope: str | None
+
+
+def live(current: LeaseRow | None, fence: Fence, moment: Moment) -> LeaseRow | StaleLeaseError:
+    """The live lease that the fence matches, else the error that says why there is none."""
+    if current is None or fence.token > current.token:
+        reason = "unknown"
+    elif fence.token < current.token:
+        reason = "superseded"
+    elif fence.owner != current.owner:
+        reason = "wrong-owner"
+    elif current.state == "live":
+        if is_live(current, moment):
+            return current
+        reason = "expired"
+    else:
+        reason = "expired" if current.state == "expired" else "released"
+    return _stale(reason, _WHY[reason], fence, current)
+
+
+def binding(
+    workflow: str, found: Workflow, fence: Fence | None, expected: int | None, rebind: bool
+) -> StaleLeaseError | SequenceConflictError | None:
+    """Whether a workflow takes a checkpoint under this (already live) fence."""
+    scope = fence.scope if fence else None
+    if found.scope is not None and found.scope != scope and not rebind:
+        reason = "protected" if fence is None else "scope-mismatch"
+        return StaleLeaseError(
+            f"workflow {workflow!r} is protected by scope {found.scope!r}: "
+            + ("a write needs a live lease on it" if fence is None else f"a lease on {scope!r} does not count"),
+            hint=f"acquire a lease on {found.scope!r}, or move the workflow on purpose with rebind (--rebind)",
+            reason=reason,
+            scope=scope,
+            owner=fence.owner if fence else None,
+            token=fence.token if fence else None,
+            workflow=workflow,
+            protected_by=found.scope,
+        )
+    if expected is not None and expected != found.sequence:
+        return SequenceConflictError(
+            f"workflow {workflow!r} is at sequence {found.sequence}, not {expected}",
+            hint="read the latest checkpoint and decide again",
+            workflow=workflow,
+            expected=expected,
+            found=found.sequence,
+        )
+    return None
+
+
+def saved(workflow: str, found: Workflow, fence: Fence | None, size_bytes: int) -> tuple[Happened, ...]:
+    """The events of an accepted checkpoint; leaving a protecting scope is one of its own."""
+    scope, owner, token = fence or (None, None, None)
+    events = (
+        Happened("checkpoint.saved", scope, owner, token, workflow, found.sequence + 1, {"size_bytes": size_bytes}),
+    )
+    if found.scope is None or found.scope == scope:
+        return events
+    moved = {"from_scope": found.scope, "to_scope": scope}
+    return (Happened("checkpoint.rebound", scope, owner, token, workflow, found.sequence + 1, moved), *events)
+
+
+def refusal(write: Write, error: AgentCheckpointError, scope: str | None) -> Happened:
+    """The audit event of a refused write: what was presented, and why it did not count."""
+    detail = {"action": write.action, "component": write.component, **error.facts}
+    for known in ("scope", "owner", "token", "workflow"):
+        detail.pop(known, None)
+    return Happened("write.refused", scope, write.owner, write.token, write.workflow, None, detail)
+
+
+def _stale(reason: str, why: str, fence: Fence, current: LeaseRow | None) -> StaleLeaseError:
+    facts: dict[str, object] = {}
+    if current is not None and current.token != fence.token:
+        facts = {"current_token": current.token, "current_owner": current.owner}
+    return StaleLeaseError(
+        f"the lease of {fence.owner!r} on scope {fence.scope!r} with token {fence.token} {why}",
+        hint=STOP,
+        reason=reason,
+        scope=fence.scope,
+        owner=fence.owner,
+        token=fence.token,
+        **facts,
+    )

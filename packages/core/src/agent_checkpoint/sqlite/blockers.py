@@ -1,0 +1,45 @@
+"""Who sits on a lock, as the kernel tells without our opening the locked file."""
+
+from __future__ import annotations
+
+import os
+
+from agent_checkpoint.process import describe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# The byte of the -shm file that SQLite locks for the writer (WAL_WRITE_LOCK).
+WAL_WRITE_LOCK = 120
+
+
+def blocker(database: str) -> dict[str, Any] | None:
+    """The process that holds the write lock, else the gate: {lock, pid, command, stopped}."""
+    for lock, path, byte in (("write", database + "-shm", WAL_WRITE_LOCK), ("gate", database + "-gate", 0)):
+        pid = _holder(path, byte)
+        # Whoever asks may hold the gate itself: that is not what it waits for.
+        if pid is not None and not (lock == "gate" and pid == os.getpid()):
+            return {"lock": lock, **describe(pid)}
+    return None
+
+
+def _holder(path: str, byte: int) -> int | None:
+    try:
+        file = os.stat(path)
+        with open("/proc/locks", encoding="ascii") as table:
+            lines = table.readlines()
+    except OSError:
+        return None
+    for line in lines:
+        # proc(5): n: POSIX ADVISORY WRITE pid major:minor:inode start end; "->" marks a waiter.
+        fields = line.split()
+        if len(fields) < 8 or fields[1] != "POSIX" or fields[3] != "WRITE":
+            continue
+        major, minor, inode = fields[5].split(":")
+        same = int(inode) == file.st_ino and os.makedev(int(major, 16), int(minor, 16)) == file.st_dev
+        if same and int(fields[6]) <= byte and (fields[7] == "EOF" or byte <= int(fields[7])):
+            pid = int(fields[4])
+            # 0 and -1: the holder is in a pid namespace that we cannot see.
+            return pid if pid > 0 else None
+    return None

@@ -1,0 +1,36 @@
+"""Where a database may live: only where SQLite's locks and shared memory can be trusted."""
+
+from __future__ import annotations
+
+import os
+
+from agent_checkpoint.errors import UnsupportedFilesystemError
+from agent_checkpoint.mounts import LOCAL, filesystem_of
+
+# Shared or host-passed filesystems: POSIX locks or mmap are not coherent between
+# all who can open the file.
+REFUSED = frozenset(
+    ["nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "virtiofs", "ceph", "glusterfs", "lustre", "gpfs", "ocfs2", "gfs2", "afs", "vboxsf", "prl_fs"]
+)
+REFUSED_FUSE = frozenset(
+    ["sshfs", "glusterfs", "ceph", "ceph-fuse", "s3fs", "rclone", "gcsfuse", "goofys", "juicefs", "moosefs", "mfs", "davfs", "curlftpfs", "vmhgfs-fuse", "blobfuse", "blobfuse2", "lustre", "nfs", "mergerfs", "gvfsd-fuse", "objectivefs"]
+)
+
+
+def check(path: str) -> str:
+    """The filesystem type under ``path``; "" when unknown.
+
+    Raises:
+        UnsupportedFilesystemError: a network or shared filesystem.
+    """
+    kind = filesystem_of(os.path.dirname(path) or os.curdir)
+    if kind in REFUSED or kind.removeprefix("fuse.") in REFUSED_FUSE:
+        raise UnsupportedFilesystemError(
+            f"{path} is on {kind}: its locks cannot be trusted between machines", database=path, filesystem=kind
+        )
+    return kind
+
+
+def is_one_kernel(kind: str) -> bool:
+    """Whether only one running kernel at a time can have files of this filesystem open."""
+    return kind in LOCAL

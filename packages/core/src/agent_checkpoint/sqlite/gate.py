@@ -1,0 +1,190 @@
+"""Who writes next: a fair queue in front of SQLite's write lock.
+
+SQLite's busy handler polls, and one of eight writers can wait eight seconds.
+Here writers queue on a POSIX record lock of a sidecar file, on which the kernel
+wakes them up, and behind it BEGIN IMMEDIATE finds the lock free. The gate is
+fairness only, safety is SQLite's lock: whoever cannot get through the gate in
+time (its holder may be frozen) goes around it.
+
+POSIX locks belong to the process and die with it. Any ``close`` of the sidecar
+in this process would drop them, so there is one descriptor for a process and
+inode, never closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections import deque
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, lockf
+
+from agent_checkpoint.errors import ReentrancyError
+from agent_checkpoint.sqlite import forks
+
+TRY = LOCK_EX | LOCK_NB
+
+_gates: dict[tuple[int, int], Gate] = {}
+_opening = threading.Lock()
+
+
+def gate_at(path: str, mode: int) -> Gate | None:
+    """The process's gate for a sidecar file, made with ``mode``; None when it cannot be opened."""
+    with _opening:
+        try:
+            known = os.lstat(path)
+        except OSError:
+            known = None
+        if known is not None and (known.st_dev, known.st_ino) in _gates:
+            return _gates[known.st_dev, known.st_ino]
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        except OSError:
+            return None  # read-only or not ours: without the gate writers are merely less fair
+        opened = os.fstat(descriptor)
+        # Two openers of one inode: the descriptor is leaked rather than closed.
+        return _gates.setdefault((opened.st_dev, opened.st_ino), Gate(descriptor))
+
+
+class Gate:
+    """The queue of one process for one database, and its place in the queue of processes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what the parent process had: a child holds no lock and has no threads."""
+        self._mutex = threading.Lock()
+        self._taken = False
+        self._queue: deque[threading.Lock] = deque()
+        self._inside = 0
+        self._helper: _Helper | None = None
+
+    def enter(self, patience: float) -> bool:
+        """Take a turn, or False after ``patience`` seconds: go around.
+
+        Raises:
+            ReentrancyError: this thread is inside already.
+        """
+        me = threading.get_ident()
+        if self._inside == me:
+            raise ReentrancyError(
+                "the body of a store transaction called the store: it would wait for itself",
+                hint="use the transaction's own methods inside its block, the store after it",
+            )
+        with self._mutex:
+            first = not self._taken
+            self._taken = True
+        if not first:
+            started = time.monotonic()
+            if not self._queue_up(patience):
+                return False
+            patience -= time.monotonic() - started
+        if self._take(patience):
+            self._inside = me
+            return True
+        self._next_thread()
+        return False
+
+    def leave(self) -> None:
+        """Let the next one in."""
+        self._inside = 0
+        lockf(self._descriptor, LOCK_UN)
+        self._next_thread()
+
+    def _queue_up(self, patience: float) -> bool:
+        """Wait until the threads that came before have had their turn."""
+        turn = threading.Lock()
+        turn.acquire()
+        with self._mutex:
+            if not self._taken:
+                self._taken = True
+                return True
+            self._queue.append(turn)
+        if turn.acquire(timeout=max(0.0, patience)):
+            return True
+        with self._mutex:
+            if turn in self._queue:
+                self._queue.remove(turn)
+                return False
+        return True  # it was handed over just now
+
+    def _next_thread(self) -> None:
+        with self._mutex:
+            if self._queue:
+                self._queue.popleft().release()
+            else:
+                self._taken = False
+
+    def _take(self, patience: float) -> bool:
+        if self._helper is not None and self._helper.waiting:
+            # Somebody sits on the gate and this process has gone around before:
+            # waiting again would cost every write its patience.
+            return False
+        try:
+            lockf(self._descriptor, TRY)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
+                return False
+        if self._helper is None:
+            self._helper = _Helper(self._descriptor)
+        return self._helper.take(patience)
+
+
+class _Helper:
+    """A thread that blocks on the lock in place of a writer, who can then stop waiting."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._asked = threading.Semaphore(0)
+        self._answer = threading.Semaphore(0)
+        self._state = threading.Lock()
+        self._wanted = False
+        self.waiting = False
+        threading.Thread(target=self._serve, name="agent-checkpoint-gate", daemon=True).start()
+
+    def take(self, patience: float) -> bool:
+        """Wait for the lock; False when it did not come in time (it is then passed on)."""
+        self._wanted = self.waiting = True
+        self._asked.release()
+        if self._answer.acquire(timeout=max(0.0, patience)):
+            return True
+        with self._state:
+            self._wanted = False
+            return self._answer.acquire(blocking=False)  # it came just now
+
+    def _serve(self) -> None:
+        while True:
+            self._asked.acquire()
+            self._block()
+            with self._state:
+                if self._wanted:
+                    self._answer.release()
+                else:
+                    lockf(self._descriptor, LOCK_UN)
+                self.waiting = False
+
+    def _block(self) -> None:
+        while True:
+            try:
+                lockf(self._descriptor, LOCK_EX)
+                return
+            except OSError as error:
+                # The kernel looks for cycles between processes, not lock owners: two
+                # stores in two processes look like a deadlock to it, and are none.
+                if error.errno != errno.EDEADLK:
+                    return  # without the lock: the gate is fairness only
+                time.sleep(0.001)
+
+
+def _reset_all() -> None:
+    global _opening
+    _opening = threading.Lock()
+    for gate in _gates.values():
+        gate.reset()
+
+
+forks.in_child(_reset_all)

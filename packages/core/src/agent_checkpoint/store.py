@@ -1,0 +1,352 @@
+"""The one door: ``StateStore`` checks nothing and decides nothing, it delegates."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+
+from agent_checkpoint import checkpoints, fenced, journal, leases, migrations, names, payload
+from agent_checkpoint.change import Changes
+from agent_checkpoint.clock import Clock
+from agent_checkpoint.plugins import Plugins, refuse_inside_hook
+from agent_checkpoint.sqlite.database import SqliteDatabase
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
+    from typing import Any, Literal
+
+    from agent_checkpoint.change import Outcome
+    from agent_checkpoint.database import Database, Reader
+    from agent_checkpoint.fenced import FencedWrite, Part
+    from agent_checkpoint.records import Check, Checkpoint, CheckpointInfo, Event, Fence, Lease, Pruned, Status
+
+# Longest busy timeout: a day. SQLite counts it in 32-bit milliseconds.
+MAX_BUSY_SECONDS = 86_400
+
+
+class StateStore:
+    """Leases, checkpoints and audit events in one database, shared by independent processes.
+
+    Safe to use from many threads, after ``fork`` in parent and child, and by
+    many processes at once. Nothing is opened before the first use.
+
+    Args:
+        database: the path of an SQLite file, or the URL of a database whose
+            package is installed (``postgresql://…``).
+        busy_timeout_seconds: how long a call waits for other writers, 0 to 86,400.
+        synchronous: ``"full"``, or ``"normal"`` for those who accept that a power
+            cut takes back the last commits, tokens and cursors included.
+        plugins: plugin objects beside the installed ones.
+        max_payload_bytes: the largest encoded checkpoint that is taken.
+        clock: another clock, for tests (``agent_checkpoint.testing.FakeClock``).
+
+    Every method may raise a ``StorageError``; what else it raises it says.
+    """
+
+    def __init__(
+        self,
+        database: str | os.PathLike[str],
+        *,
+        busy_timeout_seconds: float = 10,
+        synchronous: Literal["full", "normal"] = "full",
+        plugins: Sequence[object] = (),
+        max_payload_bytes: int = payload.MAX_BYTES,
+        clock: Clock | None = None,
+    ) -> None:
+        self._max_payload = names.integer("max_payload_bytes", max_payload_bytes, 1)
+        self._database = _open(database, busy_timeout_seconds, synchronous, clock or Clock())
+        self._plugins = Plugins(plugins)
+        self._changes = Changes(self._database, self._plugins)
+
+    @property
+    def database(self) -> str:
+        """The absolute path, or the URL without its password."""
+        return self._database.name
+
+    def initialize(self) -> bool:
+        """Create the store and its folders, or bring its tables up to date; True when it was created.
+
+        Idempotent, and safe with many at once.
+
+        Raises:
+            NotAStoreError: the file is somebody else's; it is left as it is.
+            UnsupportedFilesystemError: locks cannot be trusted where it would live.
+        """
+        refuse_inside_hook()
+        self._database.create()
+        return migrations.migrate(self._changes, self._database.dialect, "core", self._database.core_migrations) == 0
+
+    # Leases
+
+    def acquire(
+        self,
+        scope: str,
+        owner: str,
+        ttl_seconds: float = 60,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        reclaim: bool = False,
+    ) -> Lease:
+        """Grant ``scope`` to ``owner`` for ``ttl_seconds`` (0.1 s to 30 days) with a new, higher token.
+
+        A live lease refuses everybody, its own owner included; with ``reclaim``
+        the same owner takes its live lease back with a new token, which fences
+        its earlier self. ``metadata`` is a JSON object of at most 64 KiB.
+
+        Raises:
+            LeaseHeldError: another lease is live; ``retry_after`` says for how long still.
+            InvalidInputError: a value breaks its rule.
+        """
+        return leases.acquire(self._changes, scope, owner, ttl_seconds, metadata, reclaim)
+
+    def heartbeat(self, scope: str, owner: str, token: int, ttl_seconds: float | None = None) -> Lease:
+        """Extend a live lease to ``ttl_seconds`` from now; its token stays.
+
+        Without ``ttl_seconds`` the lease keeps the length it was granted.
+
+        Raises:
+            StaleLeaseError: the lease expired, was released or was superseded.
+            InvalidInputError: a value breaks its rule.
+        """
+        return leases.heartbeat(self._changes, leases.valid_fence(scope, owner, token), ttl_seconds)
+
+    def release(self, scope: str, owner: str, token: int) -> Lease:
+        """End a live lease. A second release is stale.
+
+        Raises:
+            StaleLeaseError: the lease is not live any more.
+            InvalidInputError: a value breaks its rule.
+        """
+        return leases.release(self._changes, leases.valid_fence(scope, owner, token))
+
+    def check_lease(self, scope: str, owner: str, token: int) -> Lease:
+        """The live lease that scope, owner and token match. Writes nothing.
+
+        The answer may be old when you read it: what must not happen twice goes
+        into a protected write, which checks in its own transaction.
+
+        Raises:
+            StaleLeaseError: there is no such live lease; ``reason`` says why.
+            InvalidInputError: a value breaks its rule.
+        """
+        refuse_inside_hook()
+        return leases.check(self._database, leases.valid_fence(scope, owner, token))
+
+    def get_lease(self, scope: str, include_expired: bool = False) -> Lease | None:
+        """The live lease of a scope, with ``include_expired`` the last one; None when there is none.
+
+        Raises:
+            InvalidInputError: a value breaks its rule.
+        """
+        refuse_inside_hook()
+        return leases.find(self._database, scope, include_expired)
+
+    def list_leases(self, include_expired: bool = False) -> list[Lease]:
+        """The live lease of every scope, latest grant first; with ``include_expired`` the last of each."""
+        refuse_inside_hook()
+        return leases.everyone(self._database, include_expired)
+
+    def force_release(self, scope: str, *, reason: str, token: int | None = None) -> Lease:
+        """End a live lease against its owner's will; ``reason`` goes on record.
+
+        With ``token`` only that lease, so that a healthy successor is not hit.
+
+        Raises:
+            NotFoundError: no lease is live in the scope.
+            StaleLeaseError: the live lease is not the one with ``token``.
+            InvalidInputError: a value breaks its rule.
+        """
+        return leases.force_release(self._changes, scope, reason, token)
+
+    # Checkpoints
+
+    def put_checkpoint(
+        self,
+        workflow: str,
+        data: Any,
+        *,
+        lease_scope: str | None = None,
+        owner: str | None = None,
+        token: int | None = None,
+        lease: Lease | Fence | None = None,
+        expected_sequence: int | None = None,
+        rebind: bool = False,
+    ) -> Checkpoint:
+        """Save the next checkpoint of a workflow; ``data`` is any JSON value within the limits.
+
+        Protected when it presents a fence: ``lease``, or ``lease_scope``,
+        ``owner`` and ``token``. Once a workflow's latest checkpoint is
+        protected by a scope, it takes only writes under a live lease of that
+        scope, unless ``rebind`` moves it on purpose. ``expected_sequence`` is
+        the sequence the writer read last; 0: only if there is none yet.
+
+        Raises:
+            StaleLeaseError: the fence matches no live lease, or the workflow is protected by another scope.
+            SequenceConflictError: the workflow is not at ``expected_sequence``.
+            FenceRefusedError: a plugin vetoed it.
+            InvalidInputError: a value breaks its rule, or the fence is incomplete.
+        """
+        fence = checkpoints.fence_of(lease, lease_scope, owner, token)
+        save = checkpoints.valid_save(workflow, data, fence, expected_sequence, rebind, self._max_payload)
+        return checkpoints.put(self._changes, data, save)
+
+    def get_checkpoint(self, workflow: str, *, sequence: int | None = None) -> Checkpoint | None:
+        """The latest checkpoint of a workflow, or the one with ``sequence``; None when absent.
+
+        Raises:
+            InvalidInputError: a value breaks its rule.
+        """
+        refuse_inside_hook()
+        return checkpoints.find(self._database, workflow, sequence)
+
+    def list_checkpoints(self) -> list[CheckpointInfo]:
+        """The latest checkpoint of every workflow without its data, last saved first."""
+        refuse_inside_hook()
+        return checkpoints.latest_of_each(self._database)
+
+    def checkpoint_history(self, workflow: str) -> list[CheckpointInfo]:
+        """Every checkpoint of a workflow without its data, newest first; [] when there is none.
+
+        Raises:
+            InvalidInputError: a value breaks its rule.
+        """
+        refuse_inside_hook()
+        return checkpoints.history(self._database, workflow)
+
+    def prune_checkpoints(self, keep_last: int, workflow: str | None = None, dry_run: bool = False) -> list[Pruned]:
+        """Remove all but the last ``keep_last`` (at least 1) checkpoints of one or every workflow.
+
+        In short transactions, so that no heartbeat waits long; a call that is
+        interrupted has removed the oldest ones. ``dry_run`` only counts.
+
+        Raises:
+            InvalidInputError: a value breaks its rule.
+        """
+        refuse_inside_hook()
+        return checkpoints.prune(self._changes, self._database, keep_last, workflow, dry_run)
+
+    # Audit and overview
+
+    def events(
+        self,
+        limit: int = 100,
+        after: str | None = None,
+        scope: str | None = None,
+        workflow: str | None = None,
+        kind: str | None = None,
+    ) -> list[Event]:
+        """Audit events, oldest first: the last ``limit``, or the next ``limit`` behind the cursor ``after``.
+
+        Raises:
+            InvalidInputError: a value breaks its rule, or ``after`` is no cursor of this store.
+        """
+        refuse_inside_hook()
+        return journal.events(self._database, limit, after, scope, workflow, kind)
+
+    def status(self) -> Status:
+        """Who owns what, until when, where each workflow stands, who was refused: one consistent look."""
+        refuse_inside_hook()
+        return journal.status(self._database)
+
+    def doctor(self) -> list[Check]:
+        """Is the store sound? One check a line; anything ``broken`` needs a person."""
+        from agent_checkpoint import doctor
+
+        refuse_inside_hook()
+        return doctor.examine(self._database, self._plugins)
+
+    # For adapters
+
+    def migrate(self, component: str, files: Mapping[str, Sequence[str | os.PathLike[str]]]) -> int:
+        """Bring an adapter's own tables up to date; the version they were at before.
+
+        ``files`` names, for each dialect (``sqlite``, ``postgresql``), the
+        component's migrations ``0001_name.sql``, ``0002_name.sql``, … All that
+        are missing run in one transaction; many at once do it once.
+
+        Raises:
+            NewerSchemaError: the tables are of a later version than ``files`` knows.
+            InvalidInputError: no files for this database, or their numbers have a gap.
+        """
+        return migrations.migrate(self._changes, self._database.dialect, component, files)
+
+    def transaction(
+        self,
+        *,
+        component: str,
+        action: str,
+        fence: Lease | Fence | None = None,
+        workflow: str | None = None,
+        detail: Mapping[str, Any] | None = None,
+        locks: Sequence[str] = (),
+    ) -> AbstractContextManager[Part]:
+        """A ``with`` block whose SQL commits together with the fence check and its audit events.
+
+        An exception in the block rolls everything back. The block must not call
+        the store.
+
+        Raises:
+            StaleLeaseError: the fence matches no live lease; the block does not run.
+            FenceRefusedError: a plugin vetoed the write; the block does not run.
+        """
+        return fenced.transaction(
+            self._changes,
+            fenced.FencedWrite(component, action, None, fence, workflow, dict(detail or {}), tuple(locks)),
+        )
+
+    def write_all(self, writes: Iterable[FencedWrite]) -> list[Outcome]:
+        """Run many writes of adapters in one commit; an outcome for each, in order, none raised.
+
+        A refused or failed write leaves its neighbours alone.
+        """
+        return fenced.write_all(self._changes, writes)
+
+    def read(self) -> AbstractContextManager[Reader]:
+        """A ``with`` block that reads one state of the database with ``rows(sql, parameters)``."""
+        refuse_inside_hook()
+        return self._database.read()
+
+    def close(self) -> None:
+        """Close the connections; idempotent. The store cannot be used afterwards."""
+        self._database.close()
+
+    def __enter__(self) -> StateStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"StateStore({self.database!r})"
+
+
+def _open(database: str | os.PathLike[str], busy_timeout_seconds: float, synchronous: str, clock: Clock) -> Database:
+    busy = names.real("busy_timeout_seconds", busy_timeout_seconds)
+    if not 0 <= busy <= MAX_BUSY_SECONDS:
+        names.invalid("busy_timeout_seconds", f"must be from 0 to {MAX_BUSY_SECONDS} seconds")
+    if synchronous not in ("full", "normal"):
+        names.invalid("synchronous", "must be 'full' or 'normal'")
+    try:
+        path = os.fspath(database)
+    except TypeError:
+        names.invalid("database", f"must be a path or a URL, not {type(database).__name__}")
+    if not isinstance(path, str) or not path or "\0" in path:
+        names.invalid("database", "must be a path or a URL")
+    if path == ":memory:":
+        names.invalid("database", "must be a file: other processes could not share a store in memory")
+    if "://" in path:
+        return _find_package(path)(path, busy_timeout_seconds=busy, synchronous=synchronous, clock=clock)
+    return SqliteDatabase(os.path.abspath(path), busy_timeout_seconds=busy, synchronous=synchronous, clock=clock)
+
+
+def _find_package(url: str) -> Callable[..., Database]:
+    """What opens databases of the URL's scheme: an entry point of an installed package."""
+    from importlib.metadata import entry_points
+
+    scheme = url.partition("://")[0]
+    for found in entry_points(group="agent_checkpoint.databases", name=scheme):
+        opener: Callable[..., Database] = found.load()
+        return opener
+    names.invalid("database", f"no installed package opens {scheme}:// (for PostgreSQL: agent-checkpoint-postgres)")
