@@ -204,7 +204,7 @@ class OutcomeUnknownError(StorageError):
 
 def schema_version_error(component: str, found: int, supported: int) -> SchemaVersionError:
     """The error for tables of another version than this package writes."""
-    facts = {"component": component, "found": found, "supported": supported}
+    facts: dict[str, Any] = {"component": component, "found": found, "supported": supported}
     if found > supported:
         return NewerSchemaError(
             f"the store has version {found} of the {component} tables, this package knows up to {supported}", **facts

@@ -58,7 +58,7 @@ def migrate(
 
 def _read(files: Sequence[str | os.PathLike[str]]) -> list[str]:
     """The scripts in order; the files must be numbered 0001_…, 0002_…, without a gap."""
-    ordered = sorted(map(os.fspath, files), key=os.path.basename)
+    ordered = sorted((os.fspath(file) for file in files), key=os.path.basename)
     for number, file in enumerate(ordered, start=1):
         match = _NUMBERED.fullmatch(os.path.basename(file))
         if match is None or int(match[1]) != number:

@@ -12,6 +12,24 @@ from collections import namedtuple
 
 from agent_checkpoint.times import utc
 
+__all__ = [
+    "LEASE_FIELDS",
+    "Check",
+    "Checkpoint",
+    "CheckpointInfo",
+    "Event",
+    "Fence",
+    "Happened",
+    "Lease",
+    "LeaseRow",
+    "Moment",
+    "Pruned",
+    "Record",
+    "Refusals",
+    "Status",
+    "Write",
+]
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import datetime
@@ -210,7 +228,7 @@ class Refusals(Record):
     scope: str
     token: int | None
     action: str
-    count: int
+    times: int
     first_at: datetime
     last_at: datetime
 

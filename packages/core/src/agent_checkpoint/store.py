@@ -56,7 +56,8 @@ class StateStore:
         clock: Clock | None = None,
     ) -> None:
         self._max_payload = names.integer("max_payload_bytes", max_payload_bytes, 1)
-        self._database = _open(database, busy_timeout_seconds, synchronous, clock or Clock())
+        self._clock = clock or Clock()
+        self._database = _open(database, busy_timeout_seconds, synchronous, self._clock)
         self._plugins = Plugins(plugins)
         self._changes = Changes(self._database, self._plugins)
 
@@ -252,10 +253,11 @@ class StateStore:
 
     def doctor(self) -> list[Check]:
         """Is the store sound? One check a line; anything ``broken`` needs a person."""
+        # Imported here: nobody else needs it, and the command starts faster without.
         from agent_checkpoint import doctor
 
         refuse_inside_hook()
-        return doctor.examine(self._database, self._plugins)
+        return doctor.examine(self._database, self._plugins, self._clock.domain)
 
     # For adapters
 
@@ -332,7 +334,7 @@ def _open(database: str | os.PathLike[str], busy_timeout_seconds: float, synchro
         path = os.fspath(database)
     except TypeError:
         names.invalid("database", f"must be a path or a URL, not {type(database).__name__}")
-    if not isinstance(path, str) or not path or "\0" in path:
+    if type(path) is not str or not path or "\0" in path:
         names.invalid("database", "must be a path or a URL")
     if path == ":memory:":
         names.invalid("database", "must be a file: other processes could not share a store in memory")
@@ -346,7 +348,8 @@ def _find_package(url: str) -> Callable[..., Database]:
     from importlib.metadata import entry_points
 
     scheme = url.partition("://")[0]
-    for found in entry_points(group="agent_checkpoint.databases", name=scheme):
-        opener: Callable[..., Database] = found.load()
-        return opener
-    names.invalid("database", f"no installed package opens {scheme}:// (for PostgreSQL: agent-checkpoint-postgres)")
+    found = tuple(entry_points(group="agent_checkpoint.databases", name=scheme))
+    if not found:
+        names.invalid("database", f"no installed package opens {scheme}:// (for PostgreSQL: agent-checkpoint-postgres)")
+    opener: Callable[..., Database] = found[0].load()
+    return opener

@@ -95,10 +95,7 @@ def save(transaction: Transaction, checkpoint: Checkpoint, stored: str) -> None:
 
 def find(reader: Reader, workflow: str, sequence: int | None) -> tuple[Checkpoint, str] | None:
     """A checkpoint without its data, and the data as stored; the latest without ``sequence``."""
-    if sequence is None:
-        found = reader.rows(LATEST, (workflow,))
-    else:
-        found = reader.rows(AT, (workflow, sequence))
+    found = reader.rows(LATEST, (workflow,)) if sequence is None else reader.rows(AT, (workflow, sequence))
     if not found:
         return None
     _, sequence, saved_at, scope, owner, token, stored = found[0]

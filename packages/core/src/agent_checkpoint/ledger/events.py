@@ -34,14 +34,14 @@ LAST = "id > ? AND id < ?{filters} ORDER BY id DESC LIMIT ?"
 FILTERS = {"scope": " AND scope = ?", "workflow": " AND workflow = ?", "kind": " AND kind = ?"}
 
 COUNT_REFUSAL = """
-INSERT INTO refusals (scope, token, action, count, first_at, last_at)
+INSERT INTO refusals (scope, token, action, times, first_at, last_at)
 VALUES (?, ?, ?, 1, ?, ?)
-ON CONFLICT (scope, token, action) DO UPDATE SET count = refusals.count + 1, last_at = excluded.last_at
-RETURNING count
+ON CONFLICT (scope, token, action) DO UPDATE SET times = refusals.times + 1, last_at = excluded.last_at
+RETURNING times
 """
 
 REFUSALS = """
-SELECT scope, token, action, count, first_at, last_at FROM refusals
+SELECT scope, token, action, times, first_at, last_at FROM refusals
 ORDER BY last_at DESC, scope, token, action
 LIMIT ?
 """
@@ -83,8 +83,8 @@ def count_refusal(transaction: Transaction, scope: str, token: int | None, actio
 def refusals(reader: Reader, most: int) -> list[Refusals]:
     """The counters of refused writes, latest first."""
     return [
-        Refusals(scope, token or None, action, count, utc(first_at), utc(last_at))
-        for scope, token, action, count, first_at, last_at in reader.rows(REFUSALS, (most,))
+        Refusals(scope, token or None, action, times, utc(first_at), utc(last_at))
+        for scope, token, action, times, first_at, last_at in reader.rows(REFUSALS, (most,))
     ]
 
 

@@ -13,6 +13,7 @@ from agent_checkpoint.rules.expiry import is_live
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from agent_checkpoint.errors import AgentCheckpointError
     from agent_checkpoint.records import Fence, LeaseRow, Moment, Write
 
 STOP = "stop this worker: what it would do may have been done by another; read the checkpoint, acquire again"

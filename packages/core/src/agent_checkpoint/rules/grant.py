@@ -36,7 +36,8 @@ def acquire(current: LeaseRow | None, ask: Ask, moment: Moment) -> Granted | Ref
     label, two processes may share it. ``reclaim`` takes one's own lease back
     with a new token, which fences the earlier self.
     """
-    kind, ended = "lease.acquired", ()
+    kind = "lease.acquired"
+    ended: tuple[Happened, ...] = ()
     if current is not None and current.state == "live":
         left = remaining(current, moment)
         if left.ns == 0:
@@ -49,13 +50,8 @@ def acquire(current: LeaseRow | None, ask: Ask, moment: Moment) -> Granted | Ref
     return Granted(row, (*ended, _happened(kind, row, {"ttl_seconds": row.ttl_ns / NS, "slot": row.slot})))
 
 
-def force_release(
-    current: LeaseRow | None, scope: str, token: int | None, reason: str, moment: Moment
-) -> Granted | Refused:
-    """End the live lease of a scope against its owner's will.
-
-    The caller has already refused a ``token`` that is not the live lease's.
-    """
+def force_release(current: LeaseRow | None, scope: str, reason: str, moment: Moment) -> Granted | Refused:
+    """End the live lease of a scope against its owner's will."""
     if current is None or not is_live(current, moment):
         return Refused(NotFoundError(f"no live lease on scope {scope!r}: nothing to release", scope=scope))
     row = current._replace(state="force-released")

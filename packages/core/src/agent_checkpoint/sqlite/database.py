@@ -54,7 +54,7 @@ class SqliteDatabase(Database):
         filesystem.check(self.name)
         schema.create(self.name, self.busy_seconds)
 
-    def transaction(self, locks: Sequence[str], migrating: bool = False) -> SqliteTransaction:
+    def transaction(self, locks: Sequence[str], migrating: bool = False) -> SqliteTransaction:  # noqa: ARG002
         # SQLite has one write lock for the whole file, so the names are not needed.
         return SqliteTransaction(self, migrating)
 

@@ -74,7 +74,7 @@ CREATE TABLE refusals (
     scope    TEXT    NOT NULL,
     token    INTEGER NOT NULL,
     action   TEXT    NOT NULL,
-    count    INTEGER NOT NULL,
+    times    INTEGER NOT NULL,
     first_at INTEGER NOT NULL,
     last_at  INTEGER NOT NULL,
     PRIMARY KEY (scope, token, action)

@@ -1,0 +1,222 @@
+"""``AsyncStateStore``: the same door, awaited.
+
+Each call runs on a small pool of threads, never on the event loop, which a
+fsync would stall. A call that is cancelled is still in its thread: the
+cancellation waits for it (at most the busy timeout), and what it was granted
+is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+from agent_checkpoint.errors import AgentCheckpointError
+from agent_checkpoint.store import StateStore
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
+    from typing import Any, Literal, ParamSpec, TypeVar
+
+    from agent_checkpoint.change import Outcome
+    from agent_checkpoint.clock import Clock
+    from agent_checkpoint.fenced import FencedWrite
+    from agent_checkpoint.records import Check, Checkpoint, CheckpointInfo, Event, Fence, Lease, Pruned, Status
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
+
+# SQLite has one writer at a time; a few threads let reads go on beside it.
+THREADS = 4
+
+
+class AsyncStateStore:
+    """``StateStore`` for asyncio: the same methods and arguments, awaited.
+
+    ``transaction`` and ``read`` are missing on purpose: a block that awaits
+    inside would hold the write lock, or an old state, for as long as others please.
+    """
+
+    def __init__(
+        self,
+        database: str | os.PathLike[str],
+        *,
+        busy_timeout_seconds: float = 10,
+        synchronous: Literal["full", "normal"] = "full",
+        plugins: Sequence[object] = (),
+        max_payload_bytes: int = 16 * 1024 * 1024,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = StateStore(
+            database,
+            busy_timeout_seconds=busy_timeout_seconds,
+            synchronous=synchronous,
+            plugins=plugins,
+            max_payload_bytes=max_payload_bytes,
+            clock=clock,
+        )
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agent-checkpoint")
+
+    @property
+    def database(self) -> str:
+        """See ``StateStore.database``."""
+        return self._store.database
+
+    async def initialize(self) -> bool:
+        """See ``StateStore.initialize``."""
+        return await self._run(self._store.initialize)
+
+    async def acquire(
+        self,
+        scope: str,
+        owner: str,
+        ttl_seconds: float = 60,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        reclaim: bool = False,
+    ) -> Lease:
+        """See ``StateStore.acquire``. Cancelled, it never leaves a lease behind."""
+        call = partial(self._store.acquire, scope, owner, ttl_seconds, metadata=metadata, reclaim=reclaim)
+        return await self._run_undone(call, self._give_back)
+
+    async def heartbeat(self, scope: str, owner: str, token: int, ttl_seconds: float | None = None) -> Lease:
+        """See ``StateStore.heartbeat``."""
+        return await self._run(self._store.heartbeat, scope, owner, token, ttl_seconds)
+
+    async def release(self, scope: str, owner: str, token: int) -> Lease:
+        """See ``StateStore.release``."""
+        return await self._run(self._store.release, scope, owner, token)
+
+    async def check_lease(self, scope: str, owner: str, token: int) -> Lease:
+        """See ``StateStore.check_lease``."""
+        return await self._run(self._store.check_lease, scope, owner, token)
+
+    async def get_lease(self, scope: str, include_expired: bool = False) -> Lease | None:
+        """See ``StateStore.get_lease``."""
+        return await self._run(self._store.get_lease, scope, include_expired)
+
+    async def list_leases(self, include_expired: bool = False) -> list[Lease]:
+        """See ``StateStore.list_leases``."""
+        return await self._run(self._store.list_leases, include_expired)
+
+    async def force_release(self, scope: str, *, reason: str, token: int | None = None) -> Lease:
+        """See ``StateStore.force_release``."""
+        return await self._run(self._store.force_release, scope, reason=reason, token=token)
+
+    async def put_checkpoint(
+        self,
+        workflow: str,
+        data: Any,
+        *,
+        lease_scope: str | None = None,
+        owner: str | None = None,
+        token: int | None = None,
+        lease: Lease | Fence | None = None,
+        expected_sequence: int | None = None,
+        rebind: bool = False,
+    ) -> Checkpoint:
+        """See ``StateStore.put_checkpoint``."""
+        return await self._run(
+            self._store.put_checkpoint,
+            workflow,
+            data,
+            lease_scope=lease_scope,
+            owner=owner,
+            token=token,
+            lease=lease,
+            expected_sequence=expected_sequence,
+            rebind=rebind,
+        )
+
+    async def get_checkpoint(self, workflow: str, *, sequence: int | None = None) -> Checkpoint | None:
+        """See ``StateStore.get_checkpoint``."""
+        return await self._run(self._store.get_checkpoint, workflow, sequence=sequence)
+
+    async def list_checkpoints(self) -> list[CheckpointInfo]:
+        """See ``StateStore.list_checkpoints``."""
+        return await self._run(self._store.list_checkpoints)
+
+    async def checkpoint_history(self, workflow: str) -> list[CheckpointInfo]:
+        """See ``StateStore.checkpoint_history``."""
+        return await self._run(self._store.checkpoint_history, workflow)
+
+    async def prune_checkpoints(
+        self, keep_last: int, workflow: str | None = None, dry_run: bool = False
+    ) -> list[Pruned]:
+        """See ``StateStore.prune_checkpoints``."""
+        return await self._run(self._store.prune_checkpoints, keep_last, workflow, dry_run)
+
+    async def events(
+        self,
+        limit: int = 100,
+        after: str | None = None,
+        scope: str | None = None,
+        workflow: str | None = None,
+        kind: str | None = None,
+    ) -> list[Event]:
+        """See ``StateStore.events``."""
+        return await self._run(self._store.events, limit, after, scope, workflow, kind)
+
+    async def status(self) -> Status:
+        """See ``StateStore.status``."""
+        return await self._run(self._store.status)
+
+    async def doctor(self) -> list[Check]:
+        """See ``StateStore.doctor``."""
+        return await self._run(self._store.doctor)
+
+    async def migrate(self, component: str, files: Mapping[str, Sequence[str | os.PathLike[str]]]) -> int:
+        """See ``StateStore.migrate``."""
+        return await self._run(self._store.migrate, component, files)
+
+    async def write_all(self, writes: Iterable[FencedWrite]) -> list[Outcome]:
+        """See ``StateStore.write_all``."""
+        return await self._run(self._store.write_all, writes)
+
+    async def close(self) -> None:
+        """See ``StateStore.close``; waits for calls that are under way."""
+        await self._run(self._store.close)
+        self._threads.shutdown(wait=False)
+
+    async def __aenter__(self) -> AsyncStateStore:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncStateStore({self.database!r})"
+
+    async def _run(self, method: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(method, *arguments, **options))
+
+    async def _run_undone(self, call: Callable[[], T], undo: Callable[[T], object]) -> T:
+        """Run a call; when cancelled, wait for it all the same, and undo what it did."""
+        loop = asyncio.get_running_loop()
+        running = loop.run_in_executor(self._threads, call)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await _settled(running)
+            if not running.cancelled() and running.exception() is None:
+                await _settled(loop.run_in_executor(self._threads, undo, running.result()))
+            raise
+
+    def _give_back(self, lease: Lease) -> None:
+        # It may have ended by itself, or the database be out of reach: then its ttl ends it.
+        with suppress(AgentCheckpointError):
+            self._store.release(*lease.fence)
+
+
+async def _settled(future: asyncio.Future[Any]) -> None:
+    """Wait until a future is done, through further cancellations."""
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            continue

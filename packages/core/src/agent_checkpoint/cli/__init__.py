@@ -1,0 +1,34 @@
+"""The command ``agent-checkpoint``: argparse in, JSON out, exit statuses that mean something.
+
+A command prints its answer on stdout or one JSON error on stderr, never a
+traceback. Only the parser and the modules of the named command are loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INTERRUPTED = 130
+CLOSED_PIPE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    try:
+        from agent_checkpoint.cli import run
+
+        return run.run(list(sys.argv[1:] if argv is None else argv))
+    except BrokenPipeError:
+        # Nobody reads on: the interpreter must not try to flush at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return CLOSED_PIPE
+    except KeyboardInterrupt:
+        from agent_checkpoint.cli import output
+
+        output.print_error({"code": "interrupted", "message": "interrupted", "hint": "", "retryable": True})
+        return INTERRUPTED

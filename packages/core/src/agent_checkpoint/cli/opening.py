@@ -1,0 +1,20 @@
+"""The store that a command works on."""
+
+from __future__ import annotations
+
+import os
+
+from agent_checkpoint.cli.parser import seconds
+from agent_checkpoint.locate import locate
+from agent_checkpoint.store import StateStore
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+
+def store(arguments: argparse.Namespace) -> StateStore:
+    """The store that the options or the environment name; nothing is opened yet."""
+    busy = seconds("busy_timeout_seconds", arguments.busy_timeout)
+    where = locate(arguments.db, os.environ)
+    return StateStore(where) if busy is None else StateStore(where, busy_timeout_seconds=busy)

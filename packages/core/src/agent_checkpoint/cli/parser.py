@@ -1,0 +1,85 @@
+"""How a command describes itself, and the options that every command has."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.records import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+# The options of every command that take a value; they may stand anywhere.
+GLOBAL_VALUES = frozenset(("--db", "--busy-timeout", "--format", "--field", "--default"))
+FORMATS = ("json", "jsonl", "text")
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,40}", re.ASCII)
+_REAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", re.ASCII)
+
+
+class Answer(Record):
+    """What a command answers: a JSON value, perhaps a text for people, perhaps a status."""
+
+    value: Any
+    text: str | None = None
+    status: int = 0
+
+
+class Command(Record):
+    """One command: its sentence in the overview, its own arguments, what it does."""
+
+    summary: str
+    arguments: Callable[[argparse.ArgumentParser], object]
+    run: Callable[[argparse.Namespace], Answer]
+    format: str = "json"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but its errors are ours, and options are never guessed from their beginning."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, add_help=True, **options
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidInputError(message, field="arguments", hint=f"see '{self.prog} --help'")
+
+    def add_globals(self, default_format: str = "json") -> None:
+        """The options that every command has."""
+        group = self.add_argument_group("every command")
+        group.add_argument("--db", metavar="PATH", help="the store: a path or an URL (else AGENT_CHECKPOINT_DB, …)")
+        group.add_argument("--busy-timeout", metavar="S", help="seconds to wait for other writers (10)")
+        group.add_argument("--format", choices=FORMATS, default=default_format, help=f"({default_format})")
+        group.add_argument("--field", metavar="A.B.C", help="print this one value of the answer, bare")
+        group.add_argument("--default", metavar="TEXT", help="what --field prints when the value is absent")
+
+
+def parser_for(name: str, command: Command) -> Parser:
+    """The parser of one command."""
+    parser = Parser(prog=f"agent-checkpoint {name}", description=command.summary)
+    command.arguments(parser)
+    parser.add_globals(command.format)
+    return parser
+
+
+def integer(field: str, text: str | None) -> int | None:
+    """An option's whole number: ASCII digits; its range is checked where the rule lives."""
+    if text is None:
+        return None
+    if not _INTEGER.fullmatch(text):
+        raise InvalidInputError(f"{field}: must be a whole number, not {text!r:.60}", field=field)
+    return int(text)
+
+
+def seconds(field: str, text: str | None) -> float | None:
+    """An option's number of seconds: ASCII digits; its range is checked where the rule lives."""
+    if text is None:
+        return None
+    if not _REAL.fullmatch(text):
+        raise InvalidInputError(f"{field}: must be a number of seconds, not {text!r:.60}", field=field)
+    return float(text)

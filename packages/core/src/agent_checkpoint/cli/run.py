@@ -1,0 +1,129 @@
+"""From words to a command, from its answer or error to output and exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+from agent_checkpoint.cli import output
+from agent_checkpoint.cli.parser import GLOBAL_VALUES, Parser, parser_for
+from agent_checkpoint.errors import AgentCheckpointError, InvalidInputError
+from agent_checkpoint.version import __version__
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent_checkpoint.cli.parser import Command
+
+# Every command, and the module of this package that has it.
+COMMANDS = {
+    "init": "stores",
+    "lease acquire": "leases",
+    "lease heartbeat": "leases",
+    "lease release": "leases",
+    "lease show": "leases",
+    "lease list": "leases",
+    "lease check": "leases",
+    "lease force-release": "leases",
+    "checkpoint put": "checkpoints",
+    "checkpoint get": "checkpoints",
+    "checkpoint list": "checkpoints",
+    "checkpoint history": "checkpoints",
+    "checkpoint diff": "checkpoints",
+    "checkpoint prune": "checkpoints",
+    "events": "events",
+    "status": "status",
+    "doctor": "stores",
+    "demo": "demonstration",
+    "completion": "completion",
+}
+GROUPS = sorted({name.split()[0] for name in COMMANDS if " " in name})
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command; the exit status. Its error is printed as JSON."""
+    try:
+        return _run(argv)
+    except AgentCheckpointError as error:
+        facts = {"code": error.code, "message": error.message, "hint": error.hint, "retryable": error.retryable}
+        output.print_error({**error.facts, **facts})
+        return error.exit_status
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        if os.environ.get("AGENT_CHECKPOINT_TRACEBACK"):
+            raise
+        hint = "this is a bug; run it again with AGENT_CHECKPOINT_TRACEBACK=1 and report what it prints"
+        message = f"{type(error).__name__}: {error}"
+        output.print_error({"code": "unexpected", "message": message, "hint": hint, "retryable": False})
+        return AgentCheckpointError.exit_status
+
+
+def command(name: str) -> Command:
+    """A command by its words; loads its module."""
+    module = import_module(f"agent_checkpoint.cli.{COMMANDS[name]}")
+    found: Command = module.COMMANDS[name]
+    return found
+
+
+def _run(argv: Sequence[str]) -> int:
+    name, rest = _name(argv)
+    if name is None:
+        return _overview(rest)
+    chosen = command(name)
+    arguments = parser_for(name, chosen).parse_args(rest)
+    if sys.stdout is None:
+        raise InvalidInputError("stdout is closed: there is nowhere to print the answer", field="stdout")
+    answer = chosen.run(arguments)
+    output.print_answer(answer, arguments)
+    return answer.status
+
+
+def _name(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The command's words, and the other arguments; options may stand before the words."""
+    words: list[str] = []
+    places: list[int] = []
+    at = 0
+    while at < len(argv) and len(words) < 2:
+        if argv[at] in GLOBAL_VALUES:
+            at += 2
+        elif argv[at].startswith("-"):
+            at += 1
+        else:
+            words.append(argv[at])
+            places.append(at)
+            if words[0] not in GROUPS:
+                break
+            at += 1
+    for count in (2, 1):
+        name = " ".join(words[:count])
+        if name in COMMANDS:
+            return name, [each for place, each in enumerate(argv) if place not in places[:count]]
+    return None, list(argv)
+
+
+def _overview(argv: Sequence[str]) -> int:
+    """Help and the version; anything else without a known command is a mistake."""
+    words = [each for each in argv if not each.startswith("-")]
+    group = words[0] if words and words[0] in GROUPS else None
+    known = [name for name in COMMANDS if group is None or name.startswith(f"{group} ")]
+    if "--version" in argv and not words:
+        output.write(f"agent-checkpoint {__version__}\n")
+        return 0
+    if {"-h", "--help"} & set(argv) and (not words or words == [group]):
+        lines = [f"  {name:<22} {command(name).summary}" for name in known]
+        parser = Parser(
+            prog="agent-checkpoint" + (f" {group}" if group else ""),
+            usage=f"agent-checkpoint [--db PATH] [--busy-timeout S] {group or 'COMMAND'} …",
+            epilog="commands:\n" + "\n".join(lines) + "\n\n'agent-checkpoint COMMAND --help' tells the rest.",
+        )
+        parser.add_globals()
+        parser.add_argument("--version", action="store_true", help="print the version")
+        output.write(parser.format_help())
+        return 0
+    what = f"unknown command {' '.join(words)!r}" if words else "no command given"
+    raise InvalidInputError(
+        f"{what}; one of: {', '.join(known)}", field="command", hint="agent-checkpoint --help", known=known
+    )

@@ -1,0 +1,59 @@
+"""Is the store sound? What the database says of itself, and what surrounds it."""
+
+from __future__ import annotations
+
+import os
+
+from agent_checkpoint import plugins as plugin_rules
+from agent_checkpoint.errors import StorageError
+from agent_checkpoint.ledger import components
+from agent_checkpoint.records import Check
+from agent_checkpoint.version import __version__
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent_checkpoint.database import Database
+    from agent_checkpoint.plugins import Plugins
+
+
+def examine(database: Database, plugins: Plugins, domain: str) -> list[Check]:
+    """Every check, in the order in which a person would ask."""
+    return [
+        Check("package_version", "ok", __version__, "agent-checkpoint-core"),
+        *database.health(),
+        _schema(database),
+        _clock(domain),
+        _plugins(plugins),
+    ]
+
+
+def _schema(database: Database) -> Check:
+    try:
+        with database.read() as reader:
+            found = components.everyone(reader)
+    except StorageError as error:
+        return Check("schema", "broken", None, f"{error}; {error.hint}")
+    versions = {component: version for component, version, _ in found}
+    return Check("schema", "ok", versions, "the tables are of the version that this package writes")
+
+
+def _clock(domain: str) -> Check:
+    if domain:
+        return Check("clock_domain", "ok", domain, "leases are judged by this boot's monotonic clock")
+    message = (
+        "this boot cannot be told from others here (container, time namespace or no /proc): the wall clock decides"
+    )
+    return Check("clock_domain", "warning", None, message)
+
+
+def _plugins(plugins: Plugins) -> Check:
+    report = plugins.report()
+    broken = [each["plugin"] for each in report if "error" in each]
+    if broken:
+        message = f"{', '.join(broken)} cannot be loaded: every protected write is refused until that is mended"
+        return Check("plugins", "broken", report, message)
+    wanted = {part.strip() for part in os.environ.get(plugin_rules.RESTRICT, "").split(",")} - {"", "off"}
+    missing = sorted(wanted - {each["plugin"] for each in report})
+    if missing:
+        return Check("plugins", "warning", report, f"{plugin_rules.RESTRICT} names {', '.join(missing)}: not installed")
+    return Check("plugins", "ok", report, "")
