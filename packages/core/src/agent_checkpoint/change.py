@@ -93,19 +93,16 @@ class Changes:
         refuse_inside_hook()
         asked = [(item, item.write and self._plugins.check_fence(item.write)) for item in items]
         locks = sorted({lock for item in items for lock in item.locks})
-        telling = self._plugins.listening
-        told: list[Event] = []
+        attempt = _Attempt(self._plugins.listening)
         try:
             with self._database.transaction(locks) as transaction:
-                outcomes = [
-                    _outcome(_one(transaction, item.decide, item.write, veto, telling, told)) for item, veto in asked
-                ]
+                answers = [attempt.decide(transaction, item.decide, item.write, veto) for item, veto in asked]
         except (StorageBusyError, OutcomeUnknownError) as error:
             return [Outcome(None, error) for _ in asked]
         except StorageError:
             return [self._alone(item, veto) for item, veto in asked]
-        self._plugins.tell(told)
-        return outcomes
+        self._plugins.tell(attempt.told)
+        return [_outcome(answer) for answer in answers]
 
     @contextmanager
     def opened(self, item: Item) -> Iterator[Change]:
@@ -116,24 +113,21 @@ class Changes:
         """
         refuse_inside_hook()
         veto = item.write and self._plugins.check_fence(item.write)
-        told: list[Event] = []
-        answer: Any = None
+        attempt = _Attempt(self._plugins.listening)
         try:
             with self._database.transaction(sorted(item.locks)) as transaction:
-                change = Change(transaction, [])
-                answer = item.decide(change) if veto is None else Refused(veto, item.write)
-                if isinstance(answer, Refused):
-                    _write_refusal(change, answer)
-                else:
+                attempt.decide(transaction, item.decide, item.write, veto)
+                if attempt.refused is None:
+                    change = Change(transaction, [])
                     yield change
-                told += event_log.record(transaction, change.happened, self._plugins.listening)
+                    attempt.record(change)
         except StorageError:
-            if isinstance(answer, Refused):
-                raise _unrecorded(answer) from None
-            raise
-        self._plugins.tell(told)
-        if isinstance(answer, Refused):
-            raise answer.error
+            if attempt.refused is None:
+                raise
+            raise _unrecorded(attempt.refused) from None
+        self._plugins.tell(attempt.told)
+        if attempt.refused is not None:
+            raise attempt.refused.error
 
     def _run(
         self,
@@ -143,18 +137,16 @@ class Changes:
         veto: FenceRefusedError | None,
         migrating: bool = False,
     ) -> Any:
-        telling = self._plugins.listening
-        told: list[Event] = []
-        answer = None
+        attempt = _Attempt(self._plugins.listening)
         try:
             with self._database.transaction(locks, migrating) as transaction:
-                answer = _one(transaction, decide, write, veto, telling, told)
+                answer = attempt.decide(transaction, decide, write, veto)
         except StorageError:
-            if isinstance(answer, Refused):
-                raise _unrecorded(answer) from None
-            raise
-        if told:
-            self._plugins.tell(told)
+            if attempt.refused is None:
+                raise
+            raise _unrecorded(attempt.refused) from None
+        if attempt.told:
+            self._plugins.tell(attempt.told)
         if isinstance(answer, (Refused, Failed)):
             raise answer.error
         return answer
@@ -166,22 +158,33 @@ class Changes:
             return Outcome(None, error)
 
 
-def _one(
-    transaction: Transaction,
-    decide: Decide,
-    write: Write | None,
-    veto: FenceRefusedError | None,
-    telling: bool,
-    told: list[Event],
-) -> Any:
-    """Decide one change and write what was decided, its refusal included."""
-    change = Change(transaction, [])
-    answer = decide(change) if veto is None else Refused(veto, write)
-    if isinstance(answer, Refused):
-        _write_refusal(change, answer)
-    if change.happened:
-        told += event_log.record(transaction, change.happened, telling)
-    return answer
+class _Attempt:
+    """One transaction: what it decided, and the events to tell once it is committed."""
+
+    __slots__ = ("_telling", "refused", "told")
+
+    def __init__(self, telling: bool) -> None:
+        self._telling = telling
+        self.told: list[Event] = []
+        self.refused: Refused | None = None
+
+    def decide(
+        self, transaction: Transaction, decide: Decide, write: Write | None, veto: FenceRefusedError | None
+    ) -> Any:
+        """Decide one change and write what was decided, a refusal included."""
+        change = Change(transaction, [])
+        answer = decide(change) if veto is None else Refused(veto, write)
+        if isinstance(answer, Refused):
+            self.refused = answer  # known even if writing it down fails
+            _write_refusal(change, answer)
+        self.record(change)
+        return answer
+
+    def record(self, change: Change) -> None:
+        """Append the events of a change to the log."""
+        if change.happened:
+            self.told += event_log.record(change.transaction, change.happened, self._telling)
+            change.happened.clear()
 
 
 def _outcome(answer: Any) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_checkpoint import leases, names, payload
+from agent_checkpoint import names, payload
 from agent_checkpoint.errors import StaleLeaseError
 from agent_checkpoint.ledger import checkpoints as rows
 from agent_checkpoint.ledger import leases as lease_rows
@@ -45,12 +45,12 @@ def fence_of(lease: Lease | Fence | None, scope: object, owner: object, token: o
             names.invalid("lease", "give either a lease or lease_scope, owner and token, not both")
         if not isinstance(lease, (Lease, Fence)):
             names.invalid("lease", f"must be a Lease or a Fence, not {type(lease).__name__}")
-        return leases.valid_fence(lease.scope, lease.owner, lease.token)
+        return fencing.presented(lease.scope, lease.owner, lease.token)
     if len(missing) == len(parts):
         return None
     if missing:
         names.invalid(missing[0], "is missing: a protected write needs lease_scope, owner and token, all three")
-    return leases.valid_fence(scope, owner, token)
+    return fencing.presented(scope, owner, token)
 
 
 def put(changes: Changes, data: object, save: Save) -> Checkpoint:

@@ -133,10 +133,7 @@ def work(database: str, owner: str) -> None:
         if latest is None:
             _first_half(store, lease, name)
         else:
-            print(
-                f"{name}      finds checkpoint {latest.sequence}: {latest.data['stage']!r}, goes on from there",
-                flush=True,
-            )
+            say(f"{name}      finds checkpoint {latest.sequence}: {latest.data['stage']!r}, goes on from there")
         _last_step(store, lease, name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from agent_checkpoint import leases, names, payload
+from agent_checkpoint import names, payload
 from agent_checkpoint.change import Item
 from agent_checkpoint.errors import StaleLeaseError, StorageError
 from agent_checkpoint.ledger import leases as lease_rows
@@ -122,7 +122,7 @@ def _write(fenced: FencedWrite) -> Write:
     payload.encode_object("detail", fenced.detail)
     scope, owner, token = None, None, None
     if fenced.fence is not None:
-        scope, owner, token = leases.valid_fence(fenced.fence.scope, fenced.fence.owner, fenced.fence.token)
+        scope, owner, token = fencing.presented(fenced.fence.scope, fenced.fence.owner, fenced.fence.token)
     return Write(component, action, scope, owner, token, workflow, None, fenced.detail)
 
 

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     Rule = Callable[[LeaseRow, Moment], Granted]
 
 
-def valid_fence(scope: object, owner: object, token: object) -> Fence:
-    """The fence that a caller presents, its parts checked.
-
-    Raises:
-        InvalidInputError: a part breaks its rule.
-    """
-    return Fence(names.name("scope", scope), names.name("owner", owner), names.integer("token", token, 1))
-
-
 def acquire(changes: Changes, scope: str, owner: str, ttl_seconds: float, metadata: object, reclaim: bool) -> Lease:
     """Grant the scope to the owner, or raise ``LeaseHeldError``."""
     ask = grant.Ask(

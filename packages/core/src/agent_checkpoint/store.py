@@ -9,6 +9,7 @@ from agent_checkpoint import checkpoints, fenced, journal, leases, migrations, n
 from agent_checkpoint.change import Changes
 from agent_checkpoint.clock import Clock
 from agent_checkpoint.plugins import Plugins, refuse_inside_hook
+from agent_checkpoint.rules.fence import presented
 from agent_checkpoint.sqlite.database import SqliteDatabase
 
 TYPE_CHECKING = False
@@ -111,7 +112,7 @@ class StateStore:
             StaleLeaseError: the lease expired, was released or was superseded.
             InvalidInputError: a value breaks its rule.
         """
-        return leases.heartbeat(self._changes, leases.valid_fence(scope, owner, token), ttl_seconds)
+        return leases.heartbeat(self._changes, presented(scope, owner, token), ttl_seconds)
 
     def release(self, scope: str, owner: str, token: int) -> Lease:
         """End a live lease. A second release is stale.
@@ -120,7 +121,7 @@ class StateStore:
             StaleLeaseError: the lease is not live any more.
             InvalidInputError: a value breaks its rule.
         """
-        return leases.release(self._changes, leases.valid_fence(scope, owner, token))
+        return leases.release(self._changes, presented(scope, owner, token))
 
     def check_lease(self, scope: str, owner: str, token: int) -> Lease:
         """The live lease that scope, owner and token match. Writes nothing.
@@ -133,7 +134,7 @@ class StateStore:
             InvalidInputError: a value breaks its rule.
         """
         refuse_inside_hook()
-        return leases.check(self._database, leases.valid_fence(scope, owner, token))
+        return leases.check(self._database, presented(scope, owner, token))
 
     def get_lease(self, scope: str, include_expired: bool = False) -> Lease | None:
         """The live lease of a scope, with ``include_expired`` the last one; None when there is none.

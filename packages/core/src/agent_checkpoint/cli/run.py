@@ -124,6 +124,4 @@ def _overview(argv: Sequence[str]) -> int:
         output.write(parser.format_help())
         return 0
     what = f"unknown command {' '.join(words)!r}" if words else "no command given"
-    raise InvalidInputError(
-        f"{what}; one of: {', '.join(known)}", field="command", hint="agent-checkpoint --help", known=known
-    )
+    raise InvalidInputError(what, field="command", hint="agent-checkpoint --help lists the commands", known=known)

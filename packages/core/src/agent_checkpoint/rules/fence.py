@@ -8,13 +8,14 @@ the store itself, so a refusal needs no co-operation of the late worker.
 from __future__ import annotations
 
 from agent_checkpoint.errors import SequenceConflictError, StaleLeaseError
-from agent_checkpoint.records import Happened, Record
+from agent_checkpoint.names import integer, name
+from agent_checkpoint.records import Fence, Happened, Record
 from agent_checkpoint.rules.expiry import is_live
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from agent_checkpoint.errors import AgentCheckpointError
-    from agent_checkpoint.records import Fence, LeaseRow, Moment, Write
+    from agent_checkpoint.records import LeaseRow, Moment, Write
 
 STOP = "stop this worker: what it would do may have been done by another; read the checkpoint, acquire again"
 _WHY = {
@@ -31,6 +32,15 @@ class Workflow(Record):
 
     sequence: int
     scope: str | None
+
+
+def presented(scope: object, owner: object, token: object) -> Fence:
+    """The fence that a caller presents, its parts checked.
+
+    Raises:
+        InvalidInputError: a part breaks its rule.
+    """
+    return Fence(name("scope", scope), name("owner", owner), integer("token", token, 1))
 
 
 def live(current: LeaseRow | None, fence: Fence, moment: Moment) -> LeaseRow | StaleLeaseError:

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 
-from agent_checkpoint.errors import NotAStoreError, NotFoundError, StorageError, StorageUnreachableError
+from agent_checkpoint.errors import NotAStoreError, StorageError, StorageUnreachableError
 from agent_checkpoint.sqlite.connections import APPLICATION_ID, Connection, connect
 from agent_checkpoint.sqlite.translate import is_busy, translate
 
@@ -36,7 +36,8 @@ def create(path: str, busy_seconds: float) -> None:
             # Before WAL: -wal and -shm get the modes of the database. By name, never
             # through a descriptor.
             os.chmod(path, 0o600)
-        _refuse_used(connection, path)
+        if _is_ours(connection, path) and connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+            return
         # Ignored once WAL is on, so before it; no harm on a store that is there.
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         _switch_to_wal(connection, busy_seconds)
@@ -62,13 +63,15 @@ def _stamp(connection: Connection) -> None:
         raise
 
 
-def _refuse_used(connection: Connection, path: str) -> None:
-    """Somebody else's database stays as it is; an empty file may become a store."""
+def _is_ours(connection: Connection, path: str) -> bool:
+    """True for a store, False for an empty file; somebody else's database stays as it is."""
     if connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
-        return
-    foreign = connection.execute("SELECT name FROM sqlite_master WHERE name <> 'components' LIMIT 1").fetchone()
-    if foreign is not None and connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise NotAStoreError(f"{path} is an SQLite database of another program", database=path)
+        return True
+    foreign = connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+    # Asked again: another process may have made the store between the two questions.
+    if foreign is None or connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
+        return False
+    raise NotAStoreError(f"{path} is an SQLite database of another program", database=path)
 
 
 def _switch_to_wal(connection: Connection, busy_seconds: float) -> None:
@@ -99,7 +102,7 @@ def _make_folders(folder: str) -> None:
         except FileExistsError:
             continue
         except OSError as error:
-            raise NotFoundError(
+            raise StorageUnreachableError(
                 f"the folder {each} cannot be made: {error.strerror}", hint="name another path with --db", database=each
             ) from error
         if os.path.basename(each) == ".agent-checkpoint":
