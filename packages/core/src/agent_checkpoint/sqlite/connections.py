@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import weakref
 
 from agent_checkpoint.errors import InvalidInputError, NotAStoreError, NotFoundError
@@ -19,8 +20,9 @@ _pools: weakref.WeakSet[Connections] = weakref.WeakSet()
 
 
 class Connection(sqlite3.Connection):
-    """A connection and the settings it has now, so that a PRAGMA runs only for a change."""
+    """A connection, which file it is to, and the setting it has now."""
 
+    identity: tuple[int, int] | None = None
     busy_ms = -1
 
 
@@ -81,21 +83,22 @@ class Connections:
         except OSError as error:
             raise translate(sqlite3.OperationalError(f"unable to open database file: {error}"), self._path) from error
         identity = (file.st_dev, file.st_ino)
-        if self._identity == identity:
-            try:
-                return self._idle.pop(), False
-            except IndexError:
-                return connect(self._path, self._busy_seconds, self._synchronous), False
-        # The file is new to us, or somebody deleted or replaced it: what our
-        # old connections would write to is nobody's store any more.
-        self._drop()
-        connection = self._open_checked(file)
-        self._identity = identity
-        return connection, True
+        fresh = self._identity != identity
+        if fresh:
+            # The file is new to us, or somebody deleted or replaced it: what our
+            # old connections would write to is nobody's store any more.
+            self._drop()
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._open(file, fresh)
+            connection.identity = self._identity = identity
+        return connection, fresh
 
     def give_back(self, connection: Connection) -> None:
         """Keep the connection for the next user, unless it is in a state of its own."""
-        if self._closed or connection.in_transaction or len(self._idle) >= KEPT:
+        unfit = self._closed or connection.in_transaction or connection.identity != self._identity
+        if unfit or len(self._idle) >= KEPT:
             connection.close()
         else:
             self._idle.append(connection)
@@ -116,22 +119,21 @@ class Connections:
         self._idle.clear()
         self._identity = None
 
-    def _open_checked(self, file: os.stat_result) -> Connection:
-        if not os.path.isfile(self._path):
+    def _open(self, file: os.stat_result, fresh: bool) -> Connection:
+        if fresh and not stat.S_ISREG(file.st_mode):
             raise NotAStoreError(f"{self._path} is not a file", database=self._path)
-        if file.st_size == 0:
+        if fresh and file.st_size == 0:
             raise NotAStoreError(f"{self._path} is empty", database=self._path)
         connection = None
         try:
             connection = connect(self._path, self._busy_seconds, self._synchronous)
-            refuse_foreign(connection, self._path)
-        except sqlite3.Error as error:
+            if fresh:
+                refuse_foreign(connection, self._path)
+        except BaseException as error:
             if connection is not None:
                 connection.close()
-            raise translate(error, self._path) from error
-        except NotAStoreError:
-            assert connection is not None
-            connection.close()
+            if isinstance(error, sqlite3.Error):
+                raise translate(error, self._path) from error
             raise
         return connection
 

@@ -8,7 +8,7 @@ time (its holder may be frozen) goes around it.
 
 POSIX locks belong to the process and die with it. Any ``close`` of the sidecar
 in this process would drop them, so there is one descriptor for a process and
-inode, never closed.
+inode, shared by all its stores, closed only when the last of them is.
 """
 
 from __future__ import annotations
@@ -29,29 +29,53 @@ _gates: dict[tuple[int, int], Gate] = {}
 _opening = threading.Lock()
 
 
-def gate_at(path: str, mode: int) -> Gate | None:
-    """The process's gate for a sidecar file, made with ``mode``; None when it cannot be opened."""
+def gate_at(database: str) -> Gate | None:
+    """The process's gate for a database file; None when its sidecar cannot be opened.
+
+    Without it (a read-only directory, a sidecar that is not ours) writers are
+    merely less fair. The sidecar can be opened by whoever can open the database.
+    """
+    path = database + "-gate"
     with _opening:
         try:
             known = os.lstat(path)
+            if (known.st_dev, known.st_ino) in _gates:
+                gate = _gates[known.st_dev, known.st_ino]
+                gate.users += 1
+                return gate
+        except FileNotFoundError:
+            pass
         except OSError:
-            known = None
-        if known is not None and (known.st_dev, known.st_ino) in _gates:
-            return _gates[known.st_dev, known.st_ino]
+            return None
         try:
+            mode = os.stat(database).st_mode & 0o666
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         except OSError:
-            return None  # read-only or not ours: without the gate writers are merely less fair
+            return None
         opened = os.fstat(descriptor)
-        # Two openers of one inode: the descriptor is leaked rather than closed.
-        return _gates.setdefault((opened.st_dev, opened.st_ino), Gate(descriptor))
+        key = (opened.st_dev, opened.st_ino)
+        # Where another opener came first, ours is leaked: closing it would drop the other's locks.
+        gate = _gates.setdefault(key, Gate(descriptor, key))
+        gate.users += 1
+        return gate
+
+
+def leave_unused(gate: Gate) -> None:
+    """The end of one ``gate_at``; the descriptor is closed when nobody can be inside any more."""
+    with _opening:
+        gate.users -= 1
+        if gate.users == 0 and gate.retire():
+            del _gates[gate.key]
+            os.close(gate.descriptor)
 
 
 class Gate:
     """The queue of one process for one database, and its place in the queue of processes."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, key: tuple[int, int]) -> None:
+        self.descriptor = descriptor
+        self.key = key
+        self.users = 0
         self.reset()
 
     def reset(self) -> None:
@@ -60,6 +84,7 @@ class Gate:
         self._taken = False
         self._queue: deque[threading.Lock] = deque()
         self._inside = 0
+        self._retired = False
         self._helper: _Helper | None = None
 
     def enter(self, patience: float) -> bool:
@@ -75,6 +100,8 @@ class Gate:
                 hint="use the transaction's own methods inside its block, the store after it",
             )
         with self._mutex:
+            if self._retired:
+                return False
             first = not self._taken
             self._taken = True
         if not first:
@@ -91,8 +118,18 @@ class Gate:
     def leave(self) -> None:
         """Let the next one in."""
         self._inside = 0
-        lockf(self._descriptor, LOCK_UN)
+        lockf(self.descriptor, LOCK_UN)
         self._next_thread()
+
+    def retire(self) -> bool:
+        """Let nobody in any more; False when somebody is inside, or waits in the kernel."""
+        with self._mutex:
+            if self._taken or (self._helper is not None and self._helper.waiting):
+                return False
+            self._retired = True
+        if self._helper is not None:
+            self._helper.end()
+        return True
 
     def _queue_up(self, patience: float) -> bool:
         """Wait until the threads that came before have had their turn."""
@@ -124,13 +161,13 @@ class Gate:
             # waiting again would cost every write its patience.
             return False
         try:
-            lockf(self._descriptor, TRY)
+            lockf(self.descriptor, TRY)
             return True
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
                 return False
         if self._helper is None:
-            self._helper = _Helper(self._descriptor)
+            self._helper = _Helper(self.descriptor)
         return self._helper.take(patience)
 
 
@@ -143,6 +180,7 @@ class _Helper:
         self._answer = threading.Semaphore(0)
         self._state = threading.Lock()
         self._wanted = False
+        self._ended = False
         self.waiting = False
         threading.Thread(target=self._serve, name="agent-checkpoint-gate", daemon=True).start()
 
@@ -156,9 +194,14 @@ class _Helper:
             self._wanted = False
             return self._answer.acquire(blocking=False)  # it came just now
 
+    def end(self) -> None:
+        """Let the thread end; nobody waits."""
+        self._wanted = False
+        self._ended = True
+        self._asked.release()
+
     def _serve(self) -> None:
-        while True:
-            self._asked.acquire()
+        while self._asked.acquire() and not self._ended:
             self._block()
             with self._state:
                 if self._wanted:
