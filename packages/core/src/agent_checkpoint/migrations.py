@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.change import Change, Changes
 
 CORE = "core"
-_NUMBERED = re.compile(r"([0-9]{4})_[a-z0-9_]+\.sql")
+_NUMBERED = r"([0-9]{4})_[a-z0-9_]+\.sql"
 
 
 def migrate(
@@ -60,7 +60,7 @@ def _read(files: Sequence[str | os.PathLike[str]]) -> list[str]:
     """The scripts in order; the files must be numbered 0001_…, 0002_…, without a gap."""
     ordered = sorted((os.fspath(file) for file in files), key=os.path.basename)
     for number, file in enumerate(ordered, start=1):
-        match = _NUMBERED.fullmatch(os.path.basename(file))
+        match = re.fullmatch(_NUMBERED, os.path.basename(file))
         if match is None or int(match[1]) != number:
             names.invalid(
                 "files", f"must be 0001_name.sql, 0002_name.sql, … without a gap, not {os.path.basename(file)!r}"

@@ -7,10 +7,8 @@ a time the first two are 0.
 
 from __future__ import annotations
 
-import re
-
 from agent_checkpoint import payload
-from agent_checkpoint.names import MAX_TOKEN, invalid
+from agent_checkpoint.names import invalid
 from agent_checkpoint.records import Event, Refusals
 from agent_checkpoint.times import utc
 
@@ -33,6 +31,10 @@ NEXT = "id > ? AND id < ?{filters} ORDER BY id LIMIT ?"
 LAST = "id > ? AND id < ?{filters} ORDER BY id DESC LIMIT ?"
 FILTERS = {"scope": " AND scope = ?", "workflow": " AND workflow = ?", "kind": " AND kind = ?"}
 
+# A cursor's epoch and transaction; then the event's id, in at most so many digits.
+CURSOR = "0-0-"
+MAX_DIGITS = 18
+
 COUNT_REFUSAL = """
 INSERT INTO refusals (scope, token, action, times, first_at, last_at)
 VALUES (?, ?, ?, 1, ?, ?)
@@ -45,8 +47,6 @@ SELECT scope, token, action, times, first_at, last_at FROM refusals
 ORDER BY last_at DESC, scope, token, action
 LIMIT ?
 """
-
-_CURSOR = re.compile(r"0-0-([0-9]{1,19})", re.ASCII)
 
 
 def record(transaction: Transaction, events: Sequence[Happened], telling: bool) -> list[Event]:
@@ -90,12 +90,12 @@ def refusals(reader: Reader, most: int) -> list[Refusals]:
 
 def _event(row: Row) -> Event:
     number, at, kind, scope, owner, token, workflow, sequence, detail = row
-    cursor = f"0-0-{number}"
+    cursor = f"{CURSOR}{number}"
     return Event(cursor, number, utc(at), kind, scope, owner, token, workflow, sequence, payload.decode(detail))
 
 
 def _place(cursor: str) -> int:
-    match = _CURSOR.fullmatch(cursor)
-    if match is None or int(match[1]) > MAX_TOKEN:
+    digits = cursor.removeprefix(CURSOR)
+    if not (cursor.startswith(CURSOR) and digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS):
         invalid("after", "must be a cursor that an event of this store carries")
-    return int(match[1])
+    return int(digits)
