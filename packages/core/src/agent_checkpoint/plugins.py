@@ -114,7 +114,6 @@ class Plugins:
                 return _veto(plugin, f"{type(error).__name__}: {error}")
         return None
 
-    @property
     def listening(self) -> bool:
         """Whether anybody wants to hear events."""
         if not self._loaded:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from agent_checkpoint.errors import SequenceConflictError, StaleLeaseError
 from agent_checkpoint.names import integer, name
 from agent_checkpoint.records import Fence, Happened, Record
-from agent_checkpoint.rules.expiry import is_live
+from agent_checkpoint.rules.expiry import remaining
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def live(current: LeaseRow | None, fence: Fence, moment: Moment) -> LeaseRow | S
     elif fence.owner != current.owner:
         reason = "wrong-owner"
     elif current.state == "live":
-        if is_live(current, moment):
+        if remaining(current, moment).ns:
             return current
         reason = "expired"
     else:

@@ -8,7 +8,6 @@ import weakref
 
 from agent_checkpoint.database import Database
 from agent_checkpoint.errors import schema_version_error
-from agent_checkpoint.records import Moment
 from agent_checkpoint.sqlite import filesystem, schema
 from agent_checkpoint.sqlite.connections import Connections
 from agent_checkpoint.sqlite.gate import gate_at, leave_unused
@@ -40,10 +39,10 @@ class SqliteDatabase(Database):
         self.clock = clock
         self.core_migrations = {self.dialect: [entry.path for entry in os.scandir(MIGRATIONS)]}
         self._version = len(self.core_migrations[self.dialect])
-        self._connections = Connections(path, busy_timeout_seconds, synchronous)
+        self.connections = Connections(path, busy_timeout_seconds, synchronous)
         self.gate: Gate | None = None
         self._leave_gate: Callable[[], object] | None = None
-        self._one_kernel = False
+        self.one_kernel = False
         self._right_version = False
 
     def create(self) -> None:
@@ -63,17 +62,12 @@ class SqliteDatabase(Database):
         return checks(self)
 
     def close(self) -> None:
-        self._connections.close()
+        self.connections.close()
         self._forget_gate()
-
-    def moment(self) -> Moment:
-        """Now; called by a writer once it holds the write lock."""
-        clock = self.clock
-        return Moment(clock.wall_ns(), clock.ticks_ns(), clock.domain, self._one_kernel)
 
     def borrow(self, migrating: bool = False) -> Connection:
         """A connection to a store whose tables this package knows."""
-        connection, fresh = self._connections.borrow()
+        connection, fresh = self.connections.borrow()
         if fresh or not (self._right_version or migrating):
             self._look_at(connection, migrating)
         return connection
@@ -82,7 +76,7 @@ class SqliteDatabase(Database):
         """What has to be known of a file before it is used the first time."""
         self._forget_gate()
         try:
-            self._one_kernel = filesystem.is_one_kernel(filesystem.check(self.name))
+            self.one_kernel = filesystem.is_one_kernel(filesystem.check(self.name))
             self._right_version = not migrating
             if not migrating:
                 self._refuse_other_version(connection)
@@ -90,10 +84,6 @@ class SqliteDatabase(Database):
             self._right_version = False
             connection.close()
             raise
-
-    def give_back(self, connection: Connection) -> None:
-        """The end of a ``borrow``."""
-        self._connections.give_back(connection)
 
     def open_gate(self) -> Gate | None:
         """Where writers queue; None when the sidecar cannot be opened."""

@@ -109,11 +109,23 @@ class Gate:
             if not self._queue_up(patience):
                 return False
             patience -= time.monotonic() - started
-        if self._take(patience):
+        helper = self._helper
+        if helper is None or not helper.waiting:
+            try:
+                lockf(self.descriptor, TRY)
+            except OSError as error:
+                entered = self._wait(error, patience)
+            else:
+                entered = True
+        else:
+            # Somebody sits on the gate and this process has gone around before:
+            # waiting again would cost every write its patience.
+            entered = False
+        if entered:
             self._inside = me
-            return True
-        self._next_thread()
-        return False
+        else:
+            self._next_thread()
+        return entered
 
     def leave(self) -> None:
         """Let the next one in."""
@@ -155,17 +167,9 @@ class Gate:
             else:
                 self._taken = False
 
-    def _take(self, patience: float) -> bool:
-        if self._helper is not None and self._helper.waiting:
-            # Somebody sits on the gate and this process has gone around before:
-            # waiting again would cost every write its patience.
+    def _wait(self, error: OSError, patience: float) -> bool:
+        if error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
             return False
-        try:
-            lockf(self.descriptor, TRY)
-            return True
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
-                return False
         if self._helper is None:
             self._helper = _Helper(self.descriptor)
         return self._helper.take(patience)

@@ -39,7 +39,7 @@ def checks(database: SqliteDatabase) -> Iterator[Check]:
         for check in (_integrity, _journal_mode, _synchronous):
             yield _asked(check, connection)
     finally:
-        database.give_back(connection)
+        database.connections.give_back(connection)
 
 
 def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:

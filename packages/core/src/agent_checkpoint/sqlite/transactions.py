@@ -8,6 +8,7 @@ from time import monotonic
 
 from agent_checkpoint.database import Reader, Transaction
 from agent_checkpoint.errors import ReentrancyError, StorageBusyError, StorageError
+from agent_checkpoint.records import Moment
 from agent_checkpoint.sqlite import forks, schema
 from agent_checkpoint.sqlite.blockers import blocker
 from agent_checkpoint.sqlite.connections import leak
@@ -42,7 +43,8 @@ class SqliteRead(Reader):
         except sqlite3.Error as error:
             self._connection.close()
             raise translate(error, self._database.name) from error
-        self.moment = self._database.moment()
+        clock = self._database.clock
+        self.moment = Moment(clock.wall_ns(), clock.ticks_ns(), clock.domain, self._database.one_kernel)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
@@ -51,7 +53,7 @@ class SqliteRead(Reader):
         except sqlite3.Error:
             self._connection.close()  # nothing was written: what was read is good
         else:
-            self._database.give_back(self._connection)
+            self._database.connections.give_back(self._connection)
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         try:
@@ -89,7 +91,8 @@ class SqliteTransaction(Transaction):
         except BaseException:
             self._leave()
             raise
-        self.moment = database.moment()
+        clock = database.clock
+        self.moment = Moment(clock.wall_ns(), clock.ticks_ns(), clock.domain, database.one_kernel)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
@@ -177,7 +180,7 @@ class SqliteTransaction(Transaction):
 
     def _leave(self) -> None:
         if self._lent is not None:
-            self._database.give_back(self._lent)
+            self._database.connections.give_back(self._lent)
             self._lent = None
         if self._gated is not None:
             self._gated.leave()
