@@ -12,6 +12,7 @@ from agent_checkpoint import (
     Event,
     FencedWrite,
     FenceRefusedError,
+    InvalidInputError,
     ReentrancyError,
     StateStore,
     Write,
@@ -162,11 +163,11 @@ def test_installed_plugins_are_found_by_their_entry_points(tmp_path: Path, monke
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "missing")])
 
-    assert plugins.installed() == ["one", "two"]
+    assert plugins.installed() == {"one": {"fake"}, "two": {"fake"}}
     monkeypatch.setenv("AGENT_CHECKPOINT_PLUGINS", "two, four")
-    assert plugins.installed() == ["two"]
+    assert plugins.installed() == {"two": {"fake"}}
     monkeypatch.setenv("AGENT_CHECKPOINT_PLUGINS", "off")
-    assert plugins.installed() == []
+    assert plugins.installed() == {}
 
 
 def test_a_plugin_that_cannot_be_loaded_refuses_every_protected_write(
@@ -208,3 +209,106 @@ def test_without_a_plugin_pluggy_is_never_imported(path: Path) -> None:
         env={"PYTHONPATH": str(Path(plugins.__file__).parent.parent)},
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
+
+
+def module(folder: Path, name: str, code: str) -> None:
+    (folder / f"{name}.py").write_text("from agent_checkpoint import StateStore, hookimpl\n" + code)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("def check_fence(write): pass\n", "implements no hook"),
+        ("@hookimpl\ndef chek_fence(write): pass\n", "chek_fence"),
+        ("@hookimpl\ndef check_fence(right): pass\n", "right"),
+        ("raise SystemExit(3)\n", "SystemExit"),
+        ("StateStore('any.db').list_leases()\n", "ReentrancyError"),
+    ],
+)
+def test_an_installed_plugin_that_is_broken_refuses_and_says_why(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, code: str, why: str
+) -> None:
+    offer(tmp_path / "site", "[agent_checkpoint]\n# old = gone\nbad = bad_plugin_for_a_test\n")
+    module(tmp_path / "site", "bad_plugin_for_a_test", code)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.delitem(sys.modules, "bad_plugin_for_a_test", raising=False)
+    store = opened(path)
+    with pytest.raises(FenceRefusedError, match=why) as refused:
+        store.put_checkpoint("deploy", 1, lease=store.acquire("release", "worker-a", 30))
+    assert refused.value.plugin == "bad"
+    monkeypatch.delitem(sys.modules, "bad_plugin_for_a_test", raising=False)
+
+
+def test_two_distributions_that_offer_one_name_refuse_rather_than_hide_one(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(tmp_path / "site", "[agent_checkpoint]\nguard = a:b\n")
+    (tmp_path / "site" / "fake-1.0.dist-info").rename(tmp_path / "site" / "other-1.0.dist-info")
+    offer(tmp_path / "site", "[agent_checkpoint]\nguard = c:d\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    store = opened(path)
+    with pytest.raises(FenceRefusedError, match="fake, other"):
+        store.put_checkpoint("deploy", 1, lease=store.acquire("release", "worker-a", 30))
+
+
+def test_a_plugin_that_is_installed_and_passed_is_asked_once(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(tmp_path / "site", "[agent_checkpoint]\nboth = both_plugin_for_a_test\n")
+    module(
+        tmp_path / "site",
+        "both_plugin_for_a_test",
+        "heard = []\n@hookimpl\ndef event_recorded(event): heard.append(event.id)\n",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    import importlib
+
+    plugin = importlib.import_module("both_plugin_for_a_test")
+    store = opened(path, plugin, plugin)
+    assert plugin.heard == [event.id for event in store.events()]
+    monkeypatch.delitem(sys.modules, "both_plugin_for_a_test")
+
+
+def test_passed_plugins_are_named_for_people(path: Path) -> None:
+    store = opened(path, Veto(None), Veto(FenceRefusedError("no", hint="ask Ann", opens_at="9:00")))
+    with pytest.raises(FenceRefusedError) as refused:
+        store.put_checkpoint("deploy", 1, lease=store.acquire("release", "worker-a", 30))
+    assert (refused.value.plugin, refused.value.hint, refused.value.facts["opens_at"]) == ("Veto#2", "ask Ann", "9:00")
+
+
+@pytest.mark.parametrize("plugin", [type("Bad", (), {"chek_fence": hookimpl(lambda self, write: None)})(), []])
+def test_a_passed_object_that_is_no_plugin_is_invalid(path: Path, plugin: object) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        StateStore(path, plugins=[plugin])
+    assert refused.value.field == "plugins"
+
+
+def test_a_veto_by_exit_refuses_like_any_other(path: Path) -> None:
+    class Quitter:
+        @hookimpl
+        def check_fence(self, write: Write) -> None:
+            sys.exit(0)
+
+    store = opened(path, Quitter())
+    with pytest.raises(FenceRefusedError, match="SystemExit"):
+        store.put_checkpoint("deploy", 1, lease=store.acquire("release", "worker-a", 30))
+
+
+def test_plugins_are_loaded_before_the_write_lock_is_taken(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    StateStore(path).initialize()
+    offer(tmp_path / "site", "[agent_checkpoint]\nlocker = locker_for_a_test\n")
+    code = (
+        "import os, sqlite3\n"
+        "other = sqlite3.connect(os.environ['THE_STORE'], timeout=0)\n"
+        "other.execute('BEGIN IMMEDIATE')\nother.execute('ROLLBACK')\nother.close()\n"
+    )
+    module(tmp_path / "site", "locker_for_a_test", code)
+    monkeypatch.setenv("THE_STORE", str(path))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    with StateStore(path) as store:
+        assert store.acquire("release", "worker-a", 30).token == 1
+        (check,) = [check for check in store.doctor() if check.check == "plugins"]
+    assert check.verdict == "ok"
+    monkeypatch.delitem(sys.modules, "locker_for_a_test")

@@ -93,7 +93,7 @@ class Changes:
         refuse_inside_hook()
         asked = [(item, item.write and self._plugins.check_fence(item.write)) for item in items]
         locks = sorted({lock for item in items for lock in item.locks})
-        attempt = _Attempt(self._plugins)
+        attempt = _Attempt(self._plugins.listening())
         try:
             with self._database.transaction(locks) as transaction:
                 answers = [attempt.decide(transaction, item.decide, item.write, veto) for item, veto in asked]
@@ -113,7 +113,7 @@ class Changes:
         """
         refuse_inside_hook()
         veto = item.write and self._plugins.check_fence(item.write)
-        attempt = _Attempt(self._plugins)
+        attempt = _Attempt(self._plugins.listening())
         try:
             with self._database.transaction(sorted(item.locks)) as transaction:
                 attempt.decide(transaction, item.decide, item.write, veto)
@@ -137,7 +137,7 @@ class Changes:
         veto: FenceRefusedError | None,
         migrating: bool = False,
     ) -> Any:
-        attempt = _Attempt(self._plugins)
+        attempt = _Attempt(self._plugins.listening())
         try:
             with self._database.transaction(locks, migrating) as transaction:
                 answer = attempt.decide(transaction, decide, write, veto)
@@ -161,10 +161,10 @@ class Changes:
 class _Attempt:
     """One transaction: what it decided, and the events to tell once it is committed."""
 
-    __slots__ = ("_plugins", "refused", "told")
+    __slots__ = ("_telling", "refused", "told")
 
-    def __init__(self, plugins: Plugins) -> None:
-        self._plugins = plugins
+    def __init__(self, telling: bool) -> None:
+        self._telling = telling
         self.told: list[Event] = []
         self.refused: Refused | None = None
 
@@ -183,7 +183,7 @@ class _Attempt:
     def record(self, change: Change) -> None:
         """Append the events of a change to the log."""
         if change.happened:
-            self.told += event_log.record(change.transaction, change.happened, self._plugins.listening())
+            self.told += event_log.record(change.transaction, change.happened, self._telling)
             change.happened.clear()
 
 

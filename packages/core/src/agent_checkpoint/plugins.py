@@ -14,10 +14,11 @@ import sys
 import threading
 
 from agent_checkpoint.errors import FenceRefusedError, ReentrancyError
+from agent_checkpoint.names import invalid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     import pluggy
@@ -48,32 +49,35 @@ def refuse_inside_hook() -> None:
         )
 
 
-def installed() -> list[str]:
-    """Names of the plugins that installed distributions offer and the environment allows."""
+def installed() -> dict[str, set[str]]:
+    """The plugins that the environment allows, each with the distributions that offer it."""
     allowed = os.environ.get(RESTRICT)
     if allowed is not None and allowed.strip().lower() == "off":
-        return []
-    names = sorted({name for folder in sys.path for name in _offered_in(folder or os.curdir)})
+        return {}
+    found: dict[str, set[str]] = {}
+    for folder in sys.path:
+        for distribution, name in _offered_in(folder or os.curdir):
+            found.setdefault(name, set()).add(distribution)
     if allowed:
         wanted = {part.strip() for part in allowed.split(",")}
-        names = [name for name in names if name in wanted]
-    return names
+        found = {name: offers for name, offers in found.items() if name in wanted}
+    return found
 
 
-def _offered_in(folder: str) -> list[str]:
+def _offered_in(folder: str) -> Iterator[tuple[str, str]]:
     try:
         entries = os.listdir(folder)
     except OSError:
-        return []
-    names: list[str] = []
+        return
     for entry in entries:
         if entry.endswith((".dist-info", ".egg-info")):
             try:
                 with open(os.path.join(folder, entry, "entry_points.txt"), encoding="utf-8") as source:
-                    names += _names(source.read())
+                    text = source.read()
             except (OSError, UnicodeDecodeError):
                 continue
-    return names
+            for name in _names(text):
+                yield entry.partition("-")[0], name
 
 
 def _names(entry_points: str) -> list[str]:
@@ -83,7 +87,7 @@ def _names(entry_points: str) -> list[str]:
     for line in map(str.strip, entry_points.splitlines()):
         if line.startswith("["):
             inside = line == f"[{GROUP}]"
-        elif inside and "=" in line:
+        elif inside and "=" in line and line[0] not in "#;":
             names.append(line.partition("=")[0].strip())
     return names
 
@@ -92,30 +96,32 @@ class Plugins:
     """The plugins of one store; empty and cheap when there are none."""
 
     def __init__(self, given: Sequence[object] = ()) -> None:
-        self._given = tuple(given)
         self._lock = threading.Lock()
         self._loaded = False
+        self._manager: pluggy.PluginManager | None = None
         self._broken: dict[str, str] = {}
         self._checks: list[tuple[str, Callable[..., Any]]] = []
         self._listeners: list[tuple[str, Callable[..., Any]]] = []
+        for plugin in given:
+            self._register_given(plugin)
 
     def check_fence(self, write: Write) -> FenceRefusedError | None:
         """The first veto against a protected write, or None."""
         if not self._loaded:
             self._load()
         for plugin, why in self._broken.items():
-            return _veto(plugin, f"the plugin cannot be loaded: {why}")
+            return _veto(plugin, FenceRefusedError(f"the plugin cannot be loaded: {why}"))
         for plugin, check in self._checks:
             try:
                 self._call("check_fence", check, write=write)
             except FenceRefusedError as refused:
-                return _veto(plugin, str(refused) or getattr(refused, "reason", "no reason given"))
-            except Exception as error:
-                return _veto(plugin, f"{type(error).__name__}: {error}")
+                return _veto(plugin, refused)
+            except (Exception, SystemExit) as error:
+                return _veto(plugin, FenceRefusedError(f"{type(error).__name__}: {error}"))
         return None
 
     def listening(self) -> bool:
-        """Whether anybody wants to hear events."""
+        """Whether anybody wants to hear events. Asked before a lock is taken: it may load plugins."""
         if not self._loaded:
             self._load()
         return bool(self._listeners)
@@ -126,26 +132,19 @@ class Plugins:
             for plugin, listener in self._listeners:
                 try:
                     self._call("event_recorded", listener, event=event)
-                except Exception:
-                    import logging
-
-                    logging.getLogger("agent_checkpoint.plugins").exception(
-                        "plugin %s failed on %s (event %s); the event itself is recorded", plugin, event.kind, event.id
-                    )
+                except (Exception, SystemExit) as error:
+                    _log_failure(plugin, event, error)
 
     def report(self) -> list[dict[str, Any]]:
         """Every plugin with the hooks it implements, or why it cannot be loaded."""
-        self._load()
-        names = sorted({name for name, _ in (*self._checks, *self._listeners)})
-        found: list[dict[str, Any]] = [{"plugin": name, "error": why} for name, why in self._broken.items()]
-        for name in names:
-            hooks = [
-                hook
-                for hook, callers in (("check_fence", self._checks), ("event_recorded", self._listeners))
-                if name in dict(callers)
-            ]
-            found.append({"plugin": name, "hooks": hooks})
-        return found
+        if not self._loaded:
+            self._load()
+        hooks: dict[str, list[str]] = {}
+        for hook, callers in (("check_fence", self._checks), ("event_recorded", self._listeners)):
+            for name, _ in callers:
+                hooks.setdefault(name, []).append(hook)
+        broken = [{"plugin": name, "error": why} for name, why in self._broken.items()]
+        return [*broken, *({"plugin": name, "hooks": hooks[name]} for name in sorted(hooks))]
 
     def _call(self, hook: str, caller: Callable[..., Any], **record: object) -> None:
         _inside.hook = hook
@@ -155,35 +154,67 @@ class Plugins:
             _inside.hook = None
 
     def _load(self) -> None:
-        if self._loaded:
-            return
         with self._lock:
             if not self._loaded:
-                names = installed()
-                if names or self._given:
-                    self._register(names)
+                for name, offers in installed().items():
+                    self._register_installed(name, offers)
+                if self._manager is not None:
+                    self._checks = _callers(self._manager, "check_fence")
+                    self._listeners = _callers(self._manager, "event_recorded")
                 self._loaded = True
 
-    def _register(self, names: list[str]) -> None:
-        import pluggy
+    def _managed(self) -> pluggy.PluginManager:
+        if self._manager is None:
+            import pluggy
 
-        from agent_checkpoint import hookspecs
+            from agent_checkpoint import hookspecs
 
-        manager = pluggy.PluginManager(hookspecs.PROJECT)
-        manager.add_hookspecs(hookspecs)
-        for name in names:
-            try:
-                manager.load_setuptools_entrypoints(GROUP, name=name)
-            except Exception as error:
-                self._broken[name] = f"{type(error).__name__}: {error}"
-            else:
-                if manager.get_plugin(name) is None:
-                    self._broken[name] = "its entry point is listed but cannot be found"
-        for plugin in self._given:
-            manager.register(plugin)
+            self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+            self._manager.add_hookspecs(hookspecs)
+        return self._manager
+
+    def _register_given(self, plugin: object) -> None:
+        """A plugin that the program passed: its mistakes are the program's.
+
+        Raises:
+            InvalidInputError: it is no plugin, or implements a hook that there is not.
+        """
+        manager = self._managed()
+        name = getattr(plugin, "__name__", None) or type(plugin).__qualname__
+        taken = sum(known.partition("#")[0] == name for known, _ in manager.list_name_plugin())
+        try:
+            _register(manager, plugin, f"{name}#{taken + 1}" if taken else name)
+        except Exception as error:
+            invalid("plugins", f"{name}: {error}")
+
+    def _register_installed(self, name: str, offers: set[str]) -> None:
+        """A plugin that is installed: where it is broken, that is on record, and it refuses."""
+        from importlib.metadata import entry_points
+
+        manager = self._managed()
+        if len(offers) > 1:
+            self._broken[name] = f"several distributions offer it: {', '.join(sorted(offers))}"
+            return
+        # A plugin that uses a store while it is imported would wait for itself.
+        _inside.hook = "import"
+        try:
+            for found in entry_points(group=GROUP, name=name):
+                _register(manager, found.load(), name)
+        except (Exception, SystemExit) as error:
+            self._broken[name] = f"{type(error).__name__}: {error}"
+            if manager.has_plugin(name):
+                manager.unregister(name=name)
+        finally:
+            _inside.hook = None
+
+
+def _register(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
+    """Register a plugin once; the program may have passed one that is installed as well."""
+    if not manager.is_registered(plugin):
+        manager.register(plugin, name)
         manager.check_pending()
-        self._checks = _callers(manager, "check_fence")
-        self._listeners = _callers(manager, "event_recorded")
+        if not manager.get_hookcallers(plugin):
+            raise TypeError("implements no hook: mark check_fence or event_recorded with @hookimpl")
 
 
 def _callers(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
@@ -196,10 +227,22 @@ def _callers(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callab
     ]
 
 
-def _veto(plugin: str, reason: str) -> FenceRefusedError:
-    return FenceRefusedError(
-        f"plugin {plugin!r} refused the write: {reason}",
-        hint="this is a rule of the people who installed the plugin; ask them, or try when it allows",
-        plugin=plugin,
-        reason=reason,
+def _veto(plugin: str, refused: FenceRefusedError) -> FenceRefusedError:
+    """The error to raise: the hook's own hint and facts, and who refused."""
+    reason = str(refused) or getattr(refused, "reason", "no reason given")
+    hint = refused.hint or "this is a rule of the people who installed the plugin; ask them, or try when it allows"
+    facts = {**refused.facts, "plugin": plugin, "reason": reason}
+    return FenceRefusedError(f"plugin {plugin!r} refused the write: {reason}", hint=hint, **facts)
+
+
+def _log_failure(plugin: str, event: Event, error: BaseException) -> None:
+    import logging
+
+    log = logging.getLogger("agent_checkpoint.plugins")
+    # The trace only for those who look for it: without a handler it would land on stderr.
+    trace = log.isEnabledFor(logging.DEBUG)
+    log.error(
+        "plugin %s failed on %s (event %s), which is recorded all the same: %s: %s",
+        *(plugin, event.kind, event.id, type(error).__name__, error),
+        exc_info=error if trace else None,
     )

@@ -241,6 +241,9 @@ class StateStore:
     ) -> list[Event]:
         """Audit events, oldest first: the last ``limit``, or the next ``limit`` behind the cursor ``after``.
 
+        ``after="start"`` reads from the first event on; a reader that then goes
+        on from the cursor of the last event it saw misses none.
+
         Raises:
             InvalidInputError: a value breaks its rule, or ``after`` is no cursor of this store.
         """

@@ -14,7 +14,9 @@ DEFAULT_LIMIT = 100
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="NUMBER", help=f"at most so many ({DEFAULT_LIMIT})")
-    parser.add_argument("--after", metavar="CURSOR", help="the next ones behind this event's cursor, not the last ones")
+    parser.add_argument(
+        "--after", metavar="CURSOR", help="the next ones behind this event's cursor (or: start), not the last ones"
+    )
     parser.add_argument("--scope", help="only of this scope")
     parser.add_argument("--workflow", help="only of this workflow")
     parser.add_argument("--kind", help="only of this kind, such as lease.acquired")

@@ -28,7 +28,7 @@ def describe(status: Status) -> str:
     parts = [
         f"{status.database} at {rfc3339(status.at)}\n",
         _part("Who owns it, and is the owner alive?", _leases(status)),
-        _part("Which workers turned out stale?", _refusals(status)),
+        _part("Is a resumed worker stale? (writes that were refused)", _refusals(status)),
         _part("Where does the work continue?", _workflows(status)),
     ]
     return "\n".join(parts)

@@ -33,6 +33,7 @@ FILTERS = {"scope": " AND scope = ?", "workflow": " AND workflow = ?", "kind": "
 
 # A cursor's epoch and transaction; then the event's id, in at most so many digits.
 CURSOR = "0-0-"
+START = "start"
 MAX_DIGITS = 18
 
 COUNT_REFUSAL = """
@@ -95,7 +96,9 @@ def _event(row: Row) -> Event:
 
 
 def _place(cursor: str) -> int:
+    if cursor == START:
+        return 0
     digits = cursor.removeprefix(CURSOR)
     if not (cursor.startswith(CURSOR) and digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS):
-        invalid("after", "must be a cursor that an event of this store carries")
+        invalid("after", "must be a cursor that an event of this store carries, or 'start'")
     return int(digits)
