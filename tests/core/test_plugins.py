@@ -303,6 +303,7 @@ def test_plugins_are_loaded_before_the_write_lock_is_taken(
         "import os, sqlite3\n"
         "other = sqlite3.connect(os.environ['THE_STORE'], timeout=0)\n"
         "other.execute('BEGIN IMMEDIATE')\nother.execute('ROLLBACK')\nother.close()\n"
+        "@hookimpl\ndef event_recorded(event): pass\n"
     )
     module(tmp_path / "site", "locker_for_a_test", code)
     monkeypatch.setenv("THE_STORE", str(path))
