@@ -39,7 +39,7 @@ class SqliteRead(Reader):
     def __enter__(self) -> SqliteRead:
         self._connection = self._database.borrow()
         try:
-            self._connection.execute("BEGIN")
+            self._connection.run("BEGIN")
         except sqlite3.Error as error:
             self._connection.close()
             raise translate(error, self._database.name) from error
@@ -49,7 +49,7 @@ class SqliteRead(Reader):
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         try:
-            self._connection.execute("COMMIT")
+            self._connection.run("COMMIT")
         except sqlite3.Error:
             self._connection.close()  # nothing was written: what was read is good
         else:
@@ -57,7 +57,7 @@ class SqliteRead(Reader):
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         try:
-            return self._connection.execute(sql, parameters).fetchall()
+            return self._connection.run(sql, parameters).fetchall()
         except sqlite3.Error as error:
             raise translate(error, self._database.name) from error
 
@@ -113,7 +113,7 @@ class SqliteTransaction(Transaction):
         if connection is None or not connection.in_transaction:
             raise self._ended()
         try:
-            return connection.execute(sql, parameters).fetchall()
+            return connection.run(sql, parameters).fetchall()
         except sqlite3.Error as error:
             raise translate(error, self._database.name) from error
 
@@ -122,7 +122,7 @@ class SqliteTransaction(Transaction):
         if connection is None or not connection.in_transaction:
             raise self._ended()
         try:
-            return connection.execute(sql, parameters).rowcount
+            return connection.run(sql, parameters).rowcount
         except sqlite3.Error as error:
             raise translate(error, self._database.name) from error
 
@@ -162,9 +162,9 @@ class SqliteTransaction(Transaction):
         busy_ms = int(1000 * (whole if waited < 0.01 else max(0.0, whole - waited)))
         try:
             if connection.busy_ms != busy_ms:
-                connection.execute(f"PRAGMA busy_timeout={busy_ms}")
+                connection.run(f"PRAGMA busy_timeout={busy_ms}")
                 connection.busy_ms = busy_ms
-            connection.execute("BEGIN IMMEDIATE")
+            connection.run("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             raise self._explained(error) from error
 
@@ -173,7 +173,7 @@ class SqliteTransaction(Transaction):
         if connection is None or not connection.in_transaction:
             raise self._ended()
         try:
-            connection.execute("COMMIT")
+            connection.run("COMMIT")
         except sqlite3.Error as error:
             _roll_back(connection)
             raise translate_commit(error, self._database.name) from error
@@ -206,4 +206,4 @@ def _roll_back(connection: Connection) -> None:
     # A connection that cannot even do that is closed when it is given back.
     with suppress(sqlite3.Error):
         if connection.in_transaction:
-            connection.execute("ROLLBACK")
+            connection.run("ROLLBACK")
