@@ -20,7 +20,7 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.ledger import events as event_log
 from agent_checkpoint.ledger import leases as lease_rows
 from agent_checkpoint.plugins import refuse_inside_hook
-from agent_checkpoint.records import Record
+from agent_checkpoint.record import Record
 from agent_checkpoint.rules import fence as fencing
 from agent_checkpoint.rules.decision import Failed, Refused
 
@@ -93,15 +93,20 @@ class Changes:
         refuse_inside_hook()
         asked = [(item, item.write and self._plugins.check_fence(item.write)) for item in items]
         locks = sorted({lock for item in items for lock in item.locks})
-        attempt = _Attempt(self._plugins.listening())
+        telling = self._plugins.listening()
+        answers: list[Any] = []
+        told: list[Event] = []
         try:
             with self._database.transaction(locks) as transaction:
-                answers = [attempt.decide(transaction, item.decide, item.write, veto) for item, veto in asked]
+                for item, veto in asked:
+                    change = Change._make((transaction, []))
+                    answers.append(item.decide(change) if veto is None else Refused(veto, item.write))
+                    told += _write_down(change, answers[-1], telling)
         except (StorageBusyError, OutcomeUnknownError) as error:
             return [Outcome(None, error) for _ in asked]
         except StorageError:
             return [self._alone(item, veto) for item, veto in asked]
-        self._plugins.tell(attempt.told)
+        self._plugins.tell(told)
         return [_outcome(answer) for answer in answers]
 
     @contextmanager
@@ -113,21 +118,22 @@ class Changes:
         """
         refuse_inside_hook()
         veto = item.write and self._plugins.check_fence(item.write)
-        attempt = _Attempt(self._plugins.listening())
+        telling = self._plugins.listening()
+        answer: Any = None
         try:
             with self._database.transaction(sorted(item.locks)) as transaction:
-                attempt.decide(transaction, item.decide, item.write, veto)
-                if attempt.refused is None:
-                    change = Change(transaction, [])
+                change = Change._make((transaction, []))
+                answer = item.decide(change) if veto is None else Refused(veto, item.write)
+                if not isinstance(answer, Refused):
                     yield change
-                    attempt.record(change)
+                told = _write_down(change, answer, telling)
         except StorageError:
-            if attempt.refused is None:
-                raise
-            raise _unrecorded(attempt.refused) from None
-        self._plugins.tell(attempt.told)
-        if attempt.refused is not None:
-            raise attempt.refused.error
+            if isinstance(answer, Refused):
+                raise _unrecorded(answer) from None
+            raise
+        self._plugins.tell(told)
+        if isinstance(answer, Refused):
+            raise answer.error
 
     def _run(
         self,
@@ -137,16 +143,19 @@ class Changes:
         veto: FenceRefusedError | None,
         migrating: bool = False,
     ) -> Any:
-        attempt = _Attempt(self._plugins.listening())
+        telling = self._plugins.listening()
+        answer: Any = None
         try:
             with self._database.transaction(locks, migrating) as transaction:
-                answer = attempt.decide(transaction, decide, write, veto)
+                change = Change._make((transaction, []))
+                answer = decide(change) if veto is None else Refused(veto, write)
+                told = _write_down(change, answer, telling)
         except StorageError:
-            if attempt.refused is None:
-                raise
-            raise _unrecorded(attempt.refused) from None
-        if attempt.told:
-            self._plugins.tell(attempt.told)
+            if isinstance(answer, Refused):
+                raise _unrecorded(answer) from None
+            raise
+        if told:
+            self._plugins.tell(told)
         if isinstance(answer, (Refused, Failed)):
             raise answer.error
         return answer
@@ -158,33 +167,11 @@ class Changes:
             return Outcome(None, error)
 
 
-class _Attempt:
-    """One transaction: what it decided, and the events to tell once it is committed."""
-
-    __slots__ = ("_telling", "refused", "told")
-
-    def __init__(self, telling: bool) -> None:
-        self._telling = telling
-        self.told: list[Event] = []
-        self.refused: Refused | None = None
-
-    def decide(
-        self, transaction: Transaction, decide: Decide, write: Write | None, veto: FenceRefusedError | None
-    ) -> Any:
-        """Decide one change and write what was decided, a refusal included."""
-        change = Change(transaction, [])
-        answer = decide(change) if veto is None else Refused(veto, write)
-        if isinstance(answer, Refused):
-            self.refused = answer  # known even if writing it down fails
-            _write_refusal(change, answer)
-        self.record(change)
-        return answer
-
-    def record(self, change: Change) -> None:
-        """Append the events of a change to the log."""
-        if change.happened:
-            self.told += event_log.record(change.transaction, change.happened, self._telling)
-            change.happened.clear()
+def _write_down(change: Change, answer: Any, telling: bool) -> list[Event]:
+    """Write what an answer leaves behind, a refusal included; the events to tell after the commit."""
+    if isinstance(answer, Refused):
+        _write_refusal(change, answer)
+    return event_log.record(change.transaction, change.happened, telling)
 
 
 def _outcome(answer: Any) -> Outcome:

@@ -6,7 +6,8 @@ from agent_checkpoint import names, payload
 from agent_checkpoint.errors import StaleLeaseError
 from agent_checkpoint.ledger import checkpoints as rows
 from agent_checkpoint.ledger import leases as lease_rows
-from agent_checkpoint.records import Checkpoint, Fence, Happened, Lease, Pruned, Record, Write
+from agent_checkpoint.record import Record
+from agent_checkpoint.records import Checkpoint, Fence, Happened, Lease, Pruned, Write
 from agent_checkpoint.rules import fence as fencing
 from agent_checkpoint.rules.decision import Refused
 from agent_checkpoint.times import utc

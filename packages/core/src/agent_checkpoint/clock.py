@@ -51,7 +51,7 @@ def _boot() -> str:
     if filesystem_of(BOOT_ID) != "proc":
         return ""
     try:
-        with open(BOOT_ID, encoding="ascii") as source:
+        with open(BOOT_ID, encoding="utf-8") as source:
             return source.read().strip()
     except (OSError, UnicodeDecodeError):
         return ""

@@ -8,7 +8,8 @@ from agent_checkpoint import names, payload
 from agent_checkpoint.change import Item
 from agent_checkpoint.errors import StaleLeaseError, StorageError
 from agent_checkpoint.ledger import leases as lease_rows
-from agent_checkpoint.records import Fence, Happened, Record, Write
+from agent_checkpoint.record import Record
+from agent_checkpoint.records import Fence, Happened, Write
 from agent_checkpoint.rules import fence as fencing
 from agent_checkpoint.rules.decision import Failed, Refused
 

@@ -1,15 +1,10 @@
-"""The frozen values that go in and out of the store.
-
-A record is a named tuple declared as a class. The declaration is understood by
-type checkers as ``typing.NamedTuple`` and built without importing ``typing``,
-which would cost a fifth of the command's start-up.
-"""
+"""The frozen values that go in and out of the store."""
 
 from __future__ import annotations
 
 import json
-from collections import namedtuple
 
+from agent_checkpoint.record import Record
 from agent_checkpoint.times import utc
 
 __all__ = [
@@ -24,7 +19,6 @@ __all__ = [
     "LeaseRow",
     "Moment",
     "Pruned",
-    "Record",
     "Refusals",
     "Status",
     "Write",
@@ -34,22 +28,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import datetime
     from typing import Any, Literal
-    from typing import NamedTuple as Record
 
     LeaseState = Literal["live", "expired", "released", "force-released"]
-else:
-
-    class _RecordType(type):
-        def __new__(mcls, name, bases, body):
-            if not bases:
-                return super().__new__(mcls, name, bases, body)
-            fields = list(body.pop("__annotations__", ()))
-            defaults = [body.pop(field) for field in fields if field in body]
-            values = namedtuple(name, fields, defaults=defaults, module=body["__module__"])
-            return type(name, (values,), {"__slots__": (), **body})
-
-    class Record(metaclass=_RecordType):
-        """Base of the records below: annotated names become the fields of a named tuple."""
 
 
 class Fence(Record):

@@ -6,7 +6,7 @@ import argparse
 import re
 
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import Record
+from agent_checkpoint.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

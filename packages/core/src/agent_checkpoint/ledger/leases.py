@@ -38,12 +38,12 @@ WHERE leases.token <= excluded.token
 def of_scope(reader: Reader, scope: str) -> LeaseRow | None:
     """The scope's current or last lease."""
     found = reader.rows(OF_SCOPE, (scope,))
-    return LeaseRow(*found[0]) if found else None
+    return LeaseRow._make(found[0]) if found else None
 
 
 def everyone(reader: Reader) -> list[LeaseRow]:
     """The current or last lease of every scope, latest grant first."""
-    return [LeaseRow(*row) for row in reader.rows(ALL)]
+    return [LeaseRow._make(row) for row in reader.rows(ALL)]
 
 
 def save(transaction: Transaction, row: LeaseRow) -> None:

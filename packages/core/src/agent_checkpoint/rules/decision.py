@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_checkpoint.records import Record
+from agent_checkpoint.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ The ttl is always the lease's own, never the contender's.
 from __future__ import annotations
 
 from agent_checkpoint.names import NS
-from agent_checkpoint.records import Record
+from agent_checkpoint.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def remaining(row: LeaseRow, moment: Moment) -> Remaining:
     if row.domain and moment.domain:
         lived = moment.ticks_ns - row.beat_ticks
         if row.domain == moment.domain and lived >= -FUTURE_NS:
-            return Remaining(_within(row.ttl_ns - lived, row.ttl_ns), "ttl")
+            return Remaining._make((_within(row.ttl_ns - lived, row.ttl_ns), "ttl", False))
         if moment.one_kernel:
             return Remaining(0, "reboot")
     left = row.expires_at - moment.wall_ns

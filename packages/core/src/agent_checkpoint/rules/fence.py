@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from agent_checkpoint.errors import SequenceConflictError, StaleLeaseError
 from agent_checkpoint.names import integer, name
-from agent_checkpoint.records import Fence, Happened, Record
+from agent_checkpoint.record import Record
+from agent_checkpoint.records import Fence, Happened
 from agent_checkpoint.rules.expiry import remaining
 
 TYPE_CHECKING = False
@@ -40,7 +41,7 @@ def presented(scope: object, owner: object, token: object) -> Fence:
     Raises:
         InvalidInputError: a part breaks its rule.
     """
-    return Fence(name("scope", scope), name("owner", owner), integer("token", token, 1))
+    return Fence._make((name("scope", scope), name("owner", owner), integer("token", token, 1)))
 
 
 def live(current: LeaseRow | None, fence: Fence, moment: Moment) -> LeaseRow | StaleLeaseError:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from agent_checkpoint.errors import LeaseHeldError, NotFoundError
 from agent_checkpoint.names import MAX_TOKEN, NS, invalid
-from agent_checkpoint.records import Happened, LeaseRow, Record
+from agent_checkpoint.record import Record
+from agent_checkpoint.records import Happened, LeaseRow
 from agent_checkpoint.rules.decision import Granted, Refused
 from agent_checkpoint.rules.expiry import clamped, is_live, remaining
 from agent_checkpoint.times import rfc3339
@@ -64,7 +65,7 @@ def _grant(current: LeaseRow | None, ask: Ask, moment: Moment) -> LeaseRow:
         invalid("scope", f"has used up its tokens (the last one is {MAX_TOKEN}); use another scope")
     scope, owner, ttl_ns, metadata, _ = ask
     wall, ticks, domain, _ = moment
-    return LeaseRow(scope, 0, owner, token, "live", ttl_ns, wall, wall, wall + ttl_ns, domain, ticks, metadata)
+    return LeaseRow._make((scope, 0, owner, token, "live", ttl_ns, wall, wall, wall + ttl_ns, domain, ticks, metadata))
 
 
 def _held(current: LeaseRow, left: Remaining, moment: Moment) -> Refused:
@@ -89,15 +90,18 @@ def heartbeat(row: LeaseRow, ttl_ns: int | None, moment: Moment) -> Granted:
     scope, slot, owner, token, state, had_ns, acquired_at, _, _, _, _, metadata = row
     ttl_ns = ttl_ns or had_ns
     wall, ticks, domain, _ = moment
-    row = LeaseRow(scope, slot, owner, token, state, ttl_ns, acquired_at, wall, wall + ttl_ns, domain, ticks, metadata)
-    return Granted(row, (_happened("lease.heartbeat", row, {} if ttl_ns == had_ns else {"ttl_seconds": ttl_ns / NS}),))
+    row = LeaseRow._make(
+        (scope, slot, owner, token, state, ttl_ns, acquired_at, wall, wall + ttl_ns, domain, ticks, metadata)
+    )
+    detail: dict[str, object] = {} if ttl_ns == had_ns else {"ttl_seconds": ttl_ns / NS}
+    return Granted._make((row, (_happened("lease.heartbeat", row, detail),)))
 
 
 def release(row: LeaseRow) -> Granted:
     """End a live lease by its owner's will; the row stays, for the token."""
     row = row._replace(state="released")
-    return Granted(row, (_happened("lease.released", row, {}),))
+    return Granted._make((row, (_happened("lease.released", row, {}),)))
 
 
 def _happened(kind: str, row: LeaseRow, detail: dict[str, object]) -> Happened:
-    return Happened(kind, row.scope, row.owner, row.token, None, None, detail)
+    return Happened._make((kind, row.scope, row.owner, row.token, None, None, detail))

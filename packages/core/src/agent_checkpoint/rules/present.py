@@ -28,4 +28,4 @@ def lease(row: LeaseRow, moment: Moment) -> Lease:
 
 def settled(row: LeaseRow) -> Lease:
     """The lease that was written just now."""
-    return Lease(row, row.state, row.ttl_ns if row.state == "live" else 0, row.expires_at)
+    return Lease._make((row, row.state, row.ttl_ns if row.state == "live" else 0, row.expires_at))

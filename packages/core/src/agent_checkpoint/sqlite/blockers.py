@@ -27,7 +27,7 @@ def blocker(database: str) -> dict[str, Any] | None:
 def _holder(path: str, byte: int) -> int | None:
     try:
         file = os.stat(path)
-        with open("/proc/locks", encoding="ascii") as table:
+        with open("/proc/locks", encoding="utf-8") as table:
             lines = table.readlines()
     except OSError:
         return None

@@ -10,13 +10,13 @@ from agent_checkpoint.database import Database
 from agent_checkpoint.errors import schema_version_error
 from agent_checkpoint.sqlite import filesystem, schema
 from agent_checkpoint.sqlite.connections import Connections
-from agent_checkpoint.sqlite.gate import gate_at, leave_unused
+from agent_checkpoint.sqlite.gate import gate_at, leave_later, leave_unused
 from agent_checkpoint.sqlite.transactions import SqliteRead, SqliteTransaction
 from agent_checkpoint.sqlite.translate import translate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from agent_checkpoint.clock import Clock
     from agent_checkpoint.records import Check
@@ -41,7 +41,7 @@ class SqliteDatabase(Database):
         self._version = len(self.core_migrations[self.dialect])
         self.connections = Connections(path, busy_timeout_seconds, synchronous)
         self.gate: Gate | None = None
-        self._leave_gate: Callable[[], object] | None = None
+        self._leaving: weakref.finalize[..., SqliteDatabase] | None = None
         self.one_kernel = False
         self._right_version = False
 
@@ -91,15 +91,14 @@ class SqliteDatabase(Database):
         if gate is None:
             gate = gate_at(self.name)
             if gate is not None:
-                self._leave_gate = weakref.finalize(self, leave_unused, gate)
+                self._leaving = weakref.finalize(self, leave_later, gate)
             self.gate = gate
         return gate
 
     def _forget_gate(self) -> None:
-        self.gate = None
-        if self._leave_gate is not None:
-            self._leave_gate()
-            self._leave_gate = None
+        gate, self.gate = self.gate, None
+        if gate is not None and self._leaving is not None and self._leaving.detach():
+            leave_unused(gate)
 
     def _refuse_other_version(self, connection: Connection) -> None:
         try:

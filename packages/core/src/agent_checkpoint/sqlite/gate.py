@@ -27,6 +27,8 @@ TRY = LOCK_EX | LOCK_NB
 
 _gates: dict[tuple[int, int], Gate] = {}
 _opening = threading.Lock()
+# Gates that a store does not use any more.
+_unused: deque[Gate] = deque()
 
 
 def gate_at(database: str) -> Gate | None:
@@ -37,6 +39,7 @@ def gate_at(database: str) -> Gate | None:
     """
     path = database + "-gate"
     with _opening:
+        _close_unused()
         try:
             known = os.lstat(path)
             if (known.st_dev, known.st_ino) in _gates:
@@ -61,8 +64,20 @@ def gate_at(database: str) -> Gate | None:
 
 
 def leave_unused(gate: Gate) -> None:
-    """The end of one ``gate_at``; the descriptor is closed when nobody can be inside any more."""
+    """The end of one ``gate_at``; its descriptor is closed when nobody can be inside any more."""
+    _unused.append(gate)
     with _opening:
+        _close_unused()
+
+
+def leave_later(gate: Gate) -> None:
+    """The same for a finalizer, which may run in the midst of anything: it takes no lock."""
+    _unused.append(gate)
+
+
+def _close_unused() -> None:
+    while _unused:
+        gate = _unused.popleft()
         gate.users -= 1
         if gate.users == 0 and gate.retire():
             del _gates[gate.key]
@@ -103,11 +118,14 @@ class Gate:
             if self._retired:
                 return False
             first = not self._taken
-            self._taken = True
+            if first:
+                self._taken = True
+                self._inside = me
         if not first:
             started = time.monotonic()
             if not self._queue_up(patience):
                 return False
+            self._inside = me
             patience -= time.monotonic() - started
         helper = self._helper
         if helper is None or not helper.waiting:
@@ -121,17 +139,17 @@ class Gate:
             # Somebody sits on the gate and this process has gone around before:
             # waiting again would cost every write its patience.
             entered = False
-        if entered:
-            self._inside = me
-        else:
+        if not entered:
+            self._inside = 0
             self._next_thread()
         return entered
 
     def leave(self) -> None:
-        """Let the next one in."""
-        self._inside = 0
-        lockf(self.descriptor, LOCK_UN)
-        self._next_thread()
+        """Let the next one in, if this thread is inside: an interrupt may have come at any moment."""
+        if self._inside == threading.get_ident():
+            self._inside = 0
+            lockf(self.descriptor, LOCK_UN)
+            self._next_thread()
 
     def retire(self) -> bool:
         """Let nobody in any more; False when somebody is inside, or waits in the kernel."""
@@ -180,8 +198,11 @@ class _Helper:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._asked = threading.Semaphore(0)
-        self._answer = threading.Semaphore(0)
+        # Used as signals: taken from the start, released once for each question and answer.
+        self._asked = threading.Lock()
+        self._asked.acquire()
+        self._answer = threading.Lock()
+        self._answer.acquire()
         self._state = threading.Lock()
         self._wanted = False
         self._ended = False

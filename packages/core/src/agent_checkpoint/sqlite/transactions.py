@@ -71,7 +71,7 @@ class SqliteTransaction(Transaction):
         self._database = database
         self._migrating = migrating
         self._lent: Connection | None = None
-        self._gated: Gate | None = None
+        self._gate: Gate | None = None
         self._generation = forks.generation
 
     def __enter__(self) -> SqliteTransaction:
@@ -83,8 +83,9 @@ class SqliteTransaction(Transaction):
                 # What is at the path is looked at before a sidecar is put beside it.
                 self._lent = database.borrow(self._migrating)
                 gate = database.open_gate()
-            if gate is not None and gate.enter(database.busy_seconds / 2):
-                self._gated = gate
+            if gate is not None:
+                self._gate = gate  # noted before entering: an interrupt may come between the two
+                gate.enter(database.busy_seconds / 2)
             if self._lent is None:
                 self._lent = database.borrow(self._migrating)
             self._begin(self._lent, started)
@@ -92,7 +93,7 @@ class SqliteTransaction(Transaction):
             self._leave()
             raise
         clock = database.clock
-        self.moment = Moment(clock.wall_ns(), clock.ticks_ns(), clock.domain, database.one_kernel)
+        self.moment = Moment._make((clock.wall_ns(), clock.ticks_ns(), clock.domain, database.one_kernel))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
@@ -179,12 +180,13 @@ class SqliteTransaction(Transaction):
             raise translate_commit(error, self._database.name) from error
 
     def _leave(self) -> None:
-        if self._lent is not None:
-            self._database.connections.give_back(self._lent)
-            self._lent = None
-        if self._gated is not None:
-            self._gated.leave()
-            self._gated = None
+        lent, self._lent = self._lent, None
+        try:
+            if lent is not None:
+                self._database.connections.give_back(lent)
+        finally:
+            if self._gate is not None:
+                self._gate.leave()
 
     def _explained(self, error: sqlite3.Error) -> StorageError:
         found = translate(error, self._database.name)

@@ -1,0 +1,73 @@
+"""``python -m benchmarks``: run the named benchmarks, all of them by default."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from agent_checkpoint.mounts import filesystem_of
+from benchmarks import cli, growth, imports, lease, report, writers
+from benchmarks.harness import Plan, Row
+
+BENCHMARKS: dict[str, Callable[[Plan], Iterator[Row]]] = {
+    "lease": lease.measure,
+    "writers": writers.measure,
+    "cli": cli.measure,
+    "growth": growth.measure,
+    "import": imports.measure,
+}
+MEMORY = Path("/dev/shm")
+
+
+def main() -> int:
+    """Measure, print each row as it comes, write the JSON; 1 when ``--check`` finds a target missed."""
+    options = _arguments()
+    # So that the temporary folders go when the run is told to stop.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with ExitStack() as folders:
+        plan = Plan(_places(options.disk, folders), options.quick)
+        machine = report.machine(plan)
+        print(report.headline(machine), flush=True)
+        rows = []
+        for name in options.names or BENCHMARKS:
+            for row in BENCHMARKS[name](plan):
+                print(report.line(row), flush=True)
+                rows.append(row)
+    if options.json:
+        options.json.write_text(json.dumps(report.document(machine, rows), indent=2, ensure_ascii=False) + "\n")
+    return int(options.check and any(row.reached is False for row in rows))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Agent Checkpoint beside its peers.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; all by default")
+    parser.add_argument("--quick", action="store_true", help="few rounds: does it run, not how fast is it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of every round to FILE")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a figure is not reached")
+    parser.add_argument("--disk", type=Path, default=Path(), metavar="DIR", help="a folder on the disk to measure")
+    options = parser.parse_args()
+    unknown = sorted(set(options.names) - set(BENCHMARKS))
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(unknown)}")
+    return options
+
+
+def _places(disk: Path, folders: ExitStack) -> dict[str, Path]:
+    """A temporary folder at each place; tmpfs only where the system has one."""
+    parents = {"disk": disk}
+    if filesystem_of(str(MEMORY)) == "tmpfs":
+        parents["tmpfs"] = MEMORY
+    return {
+        place: Path(folders.enter_context(tempfile.TemporaryDirectory(prefix=".benchmark-", dir=parent))).absolute()
+        for place, parent in parents.items()
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
