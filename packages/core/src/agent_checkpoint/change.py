@@ -187,7 +187,11 @@ def _write_refusal(change: Change, refused: Refused) -> None:
         return
     # A write without a fence is counted under the scope that it lacked.
     scope = write.scope or refused.error.facts.get("protected_by") or ""
-    if event_log.count_refusal(change.transaction, scope, write.token, write.action) == 1:
+    action = write.action
+    if isinstance(refused.error, FenceRefusedError):
+        # Counted apart: a veto must not keep a later stale write out of the log.
+        action += f" (vetoed by {refused.error.plugin})"
+    if event_log.count_refusal(change.transaction, scope, write.token, action) == 1:
         change.happened.append(fencing.refusal(write, refused.error, scope or None))
 
 

@@ -120,7 +120,11 @@ def _diff(arguments: Namespace) -> Answer:
     opened = store(arguments)
     new = _find(opened, arguments.workflow, integer("b", arguments.b))
     before = integer("a", arguments.a)
-    old = _find(opened, arguments.workflow, max(1, new.sequence - 1) if before is None else before)
+    if before is None and new.sequence == 1:
+        raise NotFoundError(
+            f"workflow {arguments.workflow!r} has no checkpoint before 1", workflow=arguments.workflow, sequence=0
+        )
+    old = _find(opened, arguments.workflow, new.sequence - 1 if before is None else before)
     return Answer(list(difference(old.data, new.data)))
 
 

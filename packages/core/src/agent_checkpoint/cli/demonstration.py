@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent_checkpoint.cli.parser import Answer, Command
+from agent_checkpoint.errors import InvalidInputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ def _arguments(parser: ArgumentParser) -> None:
 def _demo(arguments: Namespace) -> Answer:
     from agent_checkpoint import demo
 
+    if arguments.format != "text" or arguments.field is not None:
+        raise InvalidInputError("format: demo tells a story, there is no value to print", field="format")
     return Answer(None, "", demo.play(arguments.keep))
 
 

@@ -26,7 +26,15 @@ PREFIX = "AGENT_CHECKPOINT_"
 def held(store: StateStore, environ: Mapping[str, str]) -> list[Fence]:
     """The leases of this store that the environment carries, innermost last."""
     database = environ.get(VARIABLE)
-    if not database or ("://" not in database and os.path.abspath(database) != store.database):
+    if not database:
+        if any(environ.get(PREFIX + part) for part in ("SCOPE", "OWNER", "TOKEN", "LEASES")):
+            raise InvalidInputError(
+                f"{VARIABLE}: is missing beside a lease in the environment; an unprotected write would be a surprise",
+                field=VARIABLE,
+                hint=f"export {VARIABLE}, or unset {PREFIX}SCOPE, _OWNER, _TOKEN and _LEASES",
+            )
+        return []
+    if "://" not in database and os.path.realpath(database) != store.database:
         return []
     innermost = [environ.get(PREFIX + part) for part in ("SCOPE", "OWNER", "TOKEN")]
     several = environ.get(PREFIX + "LEASES")
@@ -55,7 +63,7 @@ def held_on(store: StateStore, scope: str, environ: Mapping[str, str]) -> Fence:
     raise InvalidInputError(
         f"owner: give --owner and --token; the environment holds no lease on {scope!r} of this store",
         field="owner",
-        hint=f'eval "$(agent-checkpoint lease acquire {scope} --owner NAME --export)" puts one there',
+        hint=f'lease=$(agent-checkpoint lease acquire {scope} --owner NAME --export) && eval "$lease" puts one there',
     )
 
 

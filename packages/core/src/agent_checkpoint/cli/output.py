@@ -6,7 +6,7 @@ import json
 import sys
 from datetime import datetime
 
-from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Lease
 from agent_checkpoint.times import rfc3339
 
@@ -25,8 +25,6 @@ def print_answer(answer: Answer, arguments: argparse.Namespace) -> None:
     value = jsonable(answer.value)
     if arguments.field is not None:
         write(_bare(value, arguments.field, arguments.default) + "\n")
-    elif arguments.default is not None:
-        raise InvalidInputError("--default goes with --field", field="default")
     elif arguments.format == "text":
         write(_text(value) if answer.text is None else answer.text)
     elif arguments.format == "jsonl":

@@ -76,6 +76,8 @@ def _run(argv: Sequence[str]) -> int:
     arguments = parser_for(name, chosen).parse_args(rest)
     if sys.stdout is None:
         raise InvalidInputError("stdout is closed: there is nowhere to print the answer", field="stdout")
+    if arguments.default is not None and arguments.field is None:
+        raise InvalidInputError("default: --default goes with --field", field="default")
     answer = chosen.run(arguments)
     output.print_answer(answer, arguments)
     return answer.status

@@ -5,9 +5,19 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import sys
 import weakref
+from contextlib import suppress
+from threading import get_ident
+from time import monotonic, sleep
 
-from agent_checkpoint.errors import InvalidInputError, NotAStoreError, NotFoundError
+from agent_checkpoint.errors import (
+    InvalidInputError,
+    NotAStoreError,
+    NotFoundError,
+    ReentrancyError,
+    StorageUnreachableError,
+)
 from agent_checkpoint.sqlite import forks
 from agent_checkpoint.sqlite.translate import translate
 
@@ -20,6 +30,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# How long a fork waits for the connections that other threads are using.
+FORK_PATIENCE = 2.0
+
+# Files that were in use when this process was forked.
+_poisoned: set[tuple[int, int]] = set()
 _pools: weakref.WeakSet[Connections] = weakref.WeakSet()
 
 
@@ -31,8 +46,19 @@ class Connection(sqlite3.Connection):
     """
 
     identity: tuple[int, int] | None = None
+    loan: _Loan
     busy_ms = -1
     run: Callable[..., sqlite3.Cursor]
+
+
+class _Loan:
+    """Who has a connection, or is about to get one."""
+
+    __slots__ = ("connection", "thread")
+
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
+        self.connection: Connection | None = None
 
 
 def connect(path: str, busy_seconds: float, synchronous: str, *, create: bool = False) -> Connection:
@@ -53,9 +79,16 @@ def connect(path: str, busy_seconds: float, synchronous: str, *, create: bool = 
         uri=True,
         factory=Connection,
     )
-    connection.busy_ms = int(busy_seconds * 1000)
-    connection.run = connection.cursor().execute
-    connection.run(f"PRAGMA synchronous={synchronous}")
+    try:
+        connection.busy_ms = int(busy_seconds * 1000)
+        connection.run = connection.cursor().execute
+        connection.run(f"PRAGMA synchronous={synchronous}")
+        if sys.platform == "darwin":
+            # There fsync leaves the data in the drive's cache.
+            connection.run("PRAGMA fullfsync=1")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -68,6 +101,7 @@ class Connections:
         self._synchronous = synchronous
         self._identity: tuple[int, int] | None = None
         self._idle: list[Connection] = []
+        self._lent: dict[_Loan, None] = {}
         self._closed = False
         _pools.add(self)
         weakref.finalize(self, _close_all, self._idle)
@@ -78,31 +112,17 @@ class Connections:
         Raises:
             NotFoundError: there is no such file.
             NotAStoreError: the file is not a store.
+            ReentrancyError: this process was forked while the file was in use.
         """
         if self._closed:
             raise InvalidInputError("store: is closed", field="store")
+        loan = self._lend()
         try:
-            file = os.stat(self._path)
-        except (FileNotFoundError, NotADirectoryError):
-            self._drop()
-            raise NotFoundError(
-                f"there is no store at {self._path}",
-                hint="create it with 'agent-checkpoint init' (store.initialize()), or name another with --db",
-                database=self._path,
-            ) from None
-        except OSError as error:
-            raise translate(sqlite3.OperationalError(f"unable to open database file: {error}"), self._path) from error
-        identity = (file.st_dev, file.st_ino)
-        fresh = self._identity != identity
-        if fresh:
-            # The file is new to us, or somebody deleted or replaced it: what our
-            # old connections would write to is nobody's store any more.
-            self._drop()
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._open(file, fresh)
-            connection.identity = self._identity = identity
+            connection, fresh = self._find()
+        except BaseException:
+            del self._lent[loan]
+            raise
+        loan.connection, connection.loan = connection, loan
         return connection, fresh
 
     def give_back(self, connection: Connection) -> None:
@@ -112,22 +132,85 @@ class Connections:
             connection.close()
         else:
             self._idle.append(connection)
+        self._lent.pop(connection.loan, None)
+
+    def discard(self, connection: Connection) -> None:
+        """Close a connection instead of giving it back."""
+        connection.close()
+        self._lent.pop(connection.loan, None)
+
+    def is_current(self, connection: Connection) -> bool:
+        """Whether the connection is to the file that is at the path now."""
+        with suppress(OSError):
+            file = os.stat(self._path)
+            return connection.identity == (file.st_dev, file.st_ino)
+        return False
 
     def close(self) -> None:
         """Close what is idle; what is lent is closed when it comes back."""
         self._closed = True
         self._drop()
 
-    def abandon(self) -> None:
-        """In a forked child: forget the parent's connections without closing them.
+    def withdraw(self, deadline: float) -> None:
+        """Before a fork: have no connection open, if the other threads allow it until ``deadline``."""
+        me = get_ident()
+        while any(loan.thread != me for loan in list(self._lent)) and monotonic() < deadline:
+            sleep(0.001)
+        _close_all(self._idle)
 
-        Closing would run SQLite's clean-up on locks and shared memory that the
-        parent is using.
+    def abandon(self) -> None:
+        """In a forked child: connections that were in use stay the parent's.
+
+        Closing one would run SQLite's clean-up on locks and shared memory that
+        the parent is using; so the file cannot be opened anew here either.
         """
-        for connection in self._idle:
-            leak(connection)
-        self._idle.clear()
+        if self._lent:
+            for loan in self._lent:
+                leak(loan.connection)
+            with suppress(OSError):
+                file = os.stat(self._path)
+                _poisoned.add((file.st_dev, file.st_ino))
+        self._lent.clear()
         self._identity = None
+
+    def _lend(self) -> _Loan:
+        """Note a user before it has its connection: either it sees a fork coming, or the fork sees it."""
+        loan = _Loan(get_ident())
+        self._lent[loan] = None
+        while forks.coming():
+            del self._lent[loan]
+            forks.wait()
+            self._lent[loan] = None
+        return loan
+
+    def _find(self) -> tuple[Connection, bool]:
+        file = self._stat()
+        identity = (file.st_dev, file.st_ino)
+        fresh = self._identity != identity
+        if fresh:
+            # The file is new to us, or somebody deleted or replaced it: what our
+            # old connections would write to is nobody's store any more.
+            _refuse_poisoned(identity, self._path)
+            self._drop()
+        try:
+            return self._idle.pop(), fresh
+        except IndexError:
+            connection = self._open(file, fresh)
+            connection.identity = self._identity = identity
+            return connection, fresh
+
+    def _stat(self) -> os.stat_result:
+        try:
+            return os.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            self._drop()
+            raise NotFoundError(
+                f"there is no store at {self._path}",
+                hint="create it with 'agent-checkpoint init' (store.initialize()), or name another with --db",
+                database=self._path,
+            ) from None
+        except OSError as error:
+            raise StorageUnreachableError(f"{self._path}: {error.strerror}", database=self._path) from error
 
     def _open(self, file: os.stat_result, fresh: bool) -> Connection:
         if fresh and not stat.S_ISREG(file.st_mode):
@@ -163,16 +246,40 @@ def _close_all(idle: list[Connection]) -> None:
         idle.pop().close()
 
 
-def leak(connection: Connection) -> None:
+def leak(connection: Connection | None) -> None:
     """Keep an object alive until the process ends, beyond the interpreter's own clean-up."""
     import ctypes
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
+def _refuse_poisoned(identity: tuple[int, int], path: str) -> None:
+    if identity in _poisoned:
+        raise ReentrancyError(
+            f"this process was forked while {path} was in use, so SQLite's locks cannot be trusted here",
+            hint="start the process anew (multiprocessing: spawn), or fork outside of transactions",
+            database=path,
+        )
+
+
+def _withdraw_all() -> None:
+    """Before a fork: close what is idle, and wait a moment for what others are using."""
+    deadline = monotonic() + FORK_PATIENCE
+    for pool in _all_pools():
+        pool.withdraw(deadline)
+
+
+def _all_pools() -> list[Connections]:
+    while True:
+        try:
+            return list(_pools)
+        except RuntimeError:  # another thread has just opened a store
+            continue
+
+
 def _abandon_all() -> None:
-    for pool in list(_pools):
+    for pool in _all_pools():
         pool.abandon()
 
 
-forks.in_child(_abandon_all)
+forks.at_fork(before=_withdraw_all, in_child=_abandon_all)

@@ -41,6 +41,8 @@ class SqliteDatabase(Database):
         self._version = len(self.core_migrations[self.dialect])
         self.connections = Connections(path, busy_timeout_seconds, synchronous)
         self.gate: Gate | None = None
+        self.writers: set[int] = set()
+        """The threads that are inside a transaction; a call from there would wait for itself."""
         self._leaving: weakref.finalize[..., SqliteDatabase] | None = None
         self.one_kernel = False
         self._right_version = False
@@ -68,22 +70,22 @@ class SqliteDatabase(Database):
     def borrow(self, migrating: bool = False) -> Connection:
         """A connection to a store whose tables this package knows."""
         connection, fresh = self.connections.borrow()
-        if fresh or not (self._right_version or migrating):
-            self._look_at(connection, migrating)
+        if fresh:
+            self._forget_gate()
+            self._right_version = False
+        if not (self._right_version or migrating):
+            self._look_at(connection)
         return connection
 
-    def _look_at(self, connection: Connection, migrating: bool) -> None:
+    def _look_at(self, connection: Connection) -> None:
         """What has to be known of a file before it is used the first time."""
-        self._forget_gate()
         try:
             self.one_kernel = filesystem.is_one_kernel(filesystem.check(self.name))
-            self._right_version = not migrating
-            if not migrating:
-                self._refuse_other_version(connection)
+            self._refuse_other_version(connection)
         except BaseException:
-            self._right_version = False
-            connection.close()
+            self.connections.discard(connection)
             raise
+        self._right_version = True
 
     def open_gate(self) -> Gate | None:
         """Where writers queue; None when the sidecar cannot be opened."""

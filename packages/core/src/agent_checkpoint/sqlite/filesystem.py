@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from agent_checkpoint.errors import UnsupportedFilesystemError
-from agent_checkpoint.mounts import LOCAL, filesystem_of
+from agent_checkpoint.mounts import LOCAL, filesystem_of, mounts
 
 # Shared or host-passed filesystems: POSIX locks or mmap are not coherent between
 # all who can open the file.
@@ -23,14 +23,32 @@ def check(path: str) -> str:
     """The filesystem type under ``path``; "" when unknown.
 
     Raises:
-        UnsupportedFilesystemError: a network or shared filesystem.
+        UnsupportedFilesystemError: a network or shared filesystem, or a file with a second name.
     """
-    kind = filesystem_of(os.path.dirname(path) or os.curdir)
+    table = mounts()
+    _refuse_second_name(path, table)
+    kind = filesystem_of(os.path.dirname(path) or os.curdir, table)
     if kind in REFUSED or kind.removeprefix("fuse.") in REFUSED_FUSE:
         raise UnsupportedFilesystemError(
             f"{path} is on {kind}: its locks cannot be trusted between machines", database=path, filesystem=kind
         )
     return kind
+
+
+def _refuse_second_name(path: str, table: list[tuple[str, str]]) -> None:
+    """SQLite keeps the write-ahead log beside the name: under two names one file has two logs."""
+    try:
+        names = os.stat(path).st_nlink
+    except OSError:
+        return
+    why = "has several names (hard links)" if names > 1 else "is a mount point by itself"
+    if names > 1 or any(point == path for point, _ in table):
+        raise UnsupportedFilesystemError(
+            f"{path} {why}: each name would have its own write-ahead log, and tokens be granted twice",
+            hint="remove the other name; into a container mount the folder, not the file",
+            database=path,
+            filesystem=None,
+        )
 
 
 def is_one_kernel(kind: str) -> bool:

@@ -1,8 +1,17 @@
-"""Noticing that this process is a forked child, in which the parent's handles must not be used."""
+"""Forking a process that has stores open.
+
+SQLite keeps what it knows of locks and shared memory per file in the process,
+and a fork copies that knowledge but not the locks: a child would believe that
+it holds what its parent holds, and lose writes once the parent has gone (seen).
+So before a fork every idle connection is closed, and connections that other
+threads are using get a moment to come back. A file that is in use all the same,
+as when a transaction's block forks, cannot be used by the child.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,19 +20,58 @@ if TYPE_CHECKING:
 generation = 0
 """How many forks lie between this process and the one that imported the module."""
 
-_forgetting: list[Callable[[], None]] = []
+_forking = False
+_forker = 0
+_lock = threading.Lock()
+_before: list[Callable[[], None]] = []
+_in_child: list[Callable[[], None]] = []
 
 
-def in_child(forget: Callable[[], None]) -> None:
-    """Call ``forget`` in every forked child, before anything else runs there."""
-    _forgetting.append(forget)
+def at_fork(*, before: Callable[[], None] | None = None, in_child: Callable[[], None] | None = None) -> None:
+    """Call ``before`` before every fork, ``in_child`` in every child, before anything else runs there."""
+    if before is not None:
+        _before.append(before)
+    if in_child is not None:
+        _in_child.append(in_child)
 
 
-def _forked() -> None:
-    global generation
+def coming() -> bool:
+    """Whether another thread is about to fork."""
+    return _forking and not _lock_is_mine()
+
+
+def wait() -> None:
+    """Let a fork that another thread has begun come to its end."""
+    with _lock:
+        pass
+
+
+def _lock_is_mine() -> bool:
+    return _forker == threading.get_ident()
+
+
+def _prepare() -> None:
+    global _forking, _forker
+    _lock.acquire()
+    _forker = threading.get_ident()
+    _forking = True
+    for call in _before:
+        call()
+
+
+def _in_parent() -> None:
+    global _forking
+    _forking = False
+    _lock.release()
+
+
+def _in_new_child() -> None:
+    global generation, _forking, _lock
     generation += 1
-    for forget in _forgetting:
-        forget()
+    _forking = False
+    _lock = threading.Lock()
+    for call in _in_child:
+        call()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(before=_prepare, after_in_parent=_in_parent, after_in_child=_in_new_child)

@@ -23,6 +23,10 @@ from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, lockf
 from agent_checkpoint.errors import ReentrancyError
 from agent_checkpoint.sqlite import forks
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 TRY = LOCK_EX | LOCK_NB
 
 _gates: dict[tuple[int, int], Gate] = {}
@@ -71,17 +75,31 @@ def leave_unused(gate: Gate) -> None:
 
 
 def leave_later(gate: Gate) -> None:
-    """The same for a finalizer, which may run in the midst of anything: it takes no lock."""
+    """The same for a finalizer, which may run in the midst of anything: it waits for no lock."""
     _unused.append(gate)
+    if _opening.acquire(blocking=False):
+        try:
+            _close_unused()
+        finally:
+            _opening.release()
 
 
 def _close_unused() -> None:
     while _unused:
-        gate = _unused.popleft()
-        gate.users -= 1
-        if gate.users == 0 and gate.retire():
-            del _gates[gate.key]
-            os.close(gate.descriptor)
+        _unused.popleft().users -= 1
+    # One that could not be closed before, because somebody was inside, is tried again.
+    for gate in [gate for gate in _gates.values() if gate.users == 0 and gate.retire()]:
+        del _gates[gate.key]
+        os.close(gate.descriptor)
+
+
+def refuse_reentrancy(inside: Collection[int]) -> None:
+    """Raise ``ReentrancyError`` when this thread is among those inside a transaction."""
+    if threading.get_ident() in inside:
+        raise ReentrancyError(
+            "the body of a store transaction called the store: it would wait for itself",
+            hint="use the transaction's own methods inside its block, the store after it",
+        )
 
 
 class Gate:
@@ -109,11 +127,7 @@ class Gate:
             ReentrancyError: this thread is inside already.
         """
         me = threading.get_ident()
-        if self._inside == me:
-            raise ReentrancyError(
-                "the body of a store transaction called the store: it would wait for itself",
-                hint="use the transaction's own methods inside its block, the store after it",
-            )
+        refuse_reentrancy((self._inside,))
         with self._mutex:
             if self._retired:
                 return False
@@ -121,24 +135,17 @@ class Gate:
             if first:
                 self._taken = True
                 self._inside = me
-        if not first:
-            started = time.monotonic()
-            if not self._queue_up(patience):
-                return False
-            self._inside = me
-            patience -= time.monotonic() - started
-        helper = self._helper
-        if helper is None or not helper.waiting:
-            try:
-                lockf(self.descriptor, TRY)
-            except OSError as error:
-                entered = self._wait(error, patience)
-            else:
-                entered = True
-        else:
-            # Somebody sits on the gate and this process has gone around before:
-            # waiting again would cost every write its patience.
-            entered = False
+        try:
+            if not first:
+                started = time.monotonic()
+                if not self._queue_up(patience):
+                    return False
+                self._inside = me
+                patience -= time.monotonic() - started
+            entered = self._lock(patience)
+        except BaseException:
+            self.leave()
+            raise
         if not entered:
             self._inside = 0
             self._next_thread()
@@ -153,10 +160,14 @@ class Gate:
 
     def retire(self) -> bool:
         """Let nobody in any more; False when somebody is inside, or waits in the kernel."""
-        with self._mutex:
+        if not self._mutex.acquire(blocking=False):
+            return False
+        try:
             if self._taken or (self._helper is not None and self._helper.waiting):
                 return False
             self._retired = True
+        finally:
+            self._mutex.release()
         if self._helper is not None:
             self._helper.end()
         return True
@@ -170,13 +181,22 @@ class Gate:
                 self._taken = True
                 return True
             self._queue.append(turn)
-        if turn.acquire(timeout=max(0.0, patience)):
-            return True
+        try:
+            if turn.acquire(timeout=max(0.0, patience)):
+                return True
+        except BaseException:
+            if not self._step_back(turn):
+                self._next_thread()
+            raise
+        return not self._step_back(turn)
+
+    def _step_back(self, turn: threading.Lock) -> bool:
+        """Leave the queue; False when the turn was handed over just now."""
         with self._mutex:
-            if turn in self._queue:
-                self._queue.remove(turn)
+            if turn not in self._queue:
                 return False
-        return True  # it was handed over just now
+            self._queue.remove(turn)
+            return True
 
     def _next_thread(self) -> None:
         with self._mutex:
@@ -185,9 +205,17 @@ class Gate:
             else:
                 self._taken = False
 
-    def _wait(self, error: OSError, patience: float) -> bool:
-        if error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
+    def _lock(self, patience: float) -> bool:
+        if self._helper is not None and self._helper.waiting:
+            # Somebody sits on the gate and this process has gone around before:
+            # waiting again would cost every write its patience.
             return False
+        try:
+            lockf(self.descriptor, TRY)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
+                return False
         if self._helper is None:
             self._helper = _Helper(self.descriptor)
         return self._helper.take(patience)
@@ -213,11 +241,19 @@ class _Helper:
         """Wait for the lock; False when it did not come in time (it is then passed on)."""
         self._wanted = self.waiting = True
         self._asked.release()
-        if self._answer.acquire(timeout=max(0.0, patience)):
-            return True
+        try:
+            if self._answer.acquire(timeout=max(0.0, patience)):
+                return True
+        except BaseException:
+            self._give_up()  # if it came just now, whoever entered the gate leaves it
+            raise
+        return self._give_up()
+
+    def _give_up(self) -> bool:
+        """Want the lock no more; True when it came just now."""
         with self._state:
             self._wanted = False
-            return self._answer.acquire(blocking=False)  # it came just now
+            return self._answer.acquire(blocking=False)
 
     def end(self) -> None:
         """Let the thread end; nobody waits."""
@@ -255,4 +291,4 @@ def _reset_all() -> None:
         gate.reset()
 
 
-forks.in_child(_reset_all)
+forks.at_fork(in_child=_reset_all)

@@ -76,7 +76,8 @@ def _journal_mode(connection: Connection) -> Check:
 def _synchronous(connection: Connection) -> Check:
     level = connection.execute("PRAGMA synchronous").fetchone()[0]
     if level >= 2:
-        return Check("synchronous", "ok", "full", "what was answered survives a power cut")
+        message = "what this connection is answered survives a power cut; programs may have opened theirs with less"
+        return Check("synchronous", "ok", "full", message)
     message = "a power cut may take back the last commits, tokens and cursors included"
     return Check("synchronous", "warning", "normal", message)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import contextmanager, suppress
+from threading import get_ident
 from time import monotonic
 
 from agent_checkpoint.database import Reader, Transaction
@@ -12,6 +13,7 @@ from agent_checkpoint.records import Moment
 from agent_checkpoint.sqlite import forks, schema
 from agent_checkpoint.sqlite.blockers import blocker
 from agent_checkpoint.sqlite.connections import leak
+from agent_checkpoint.sqlite.gate import refuse_reentrancy
 from agent_checkpoint.sqlite.translate import translate, translate_commit
 
 TYPE_CHECKING = False
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 # Every event is settled: SQLite has one writer at a time, so ids are in commit order.
 ALL_SETTLED = 2**63 - 1
+# Seconds from which on a wait for the gate or the lock was a real one.
+A_WAIT = 0.01
 
 
 class SqliteRead(Reader):
@@ -41,7 +45,7 @@ class SqliteRead(Reader):
         try:
             self._connection.run("BEGIN")
         except sqlite3.Error as error:
-            self._connection.close()
+            self._database.connections.discard(self._connection)
             raise translate(error, self._database.name) from error
         clock = self._database.clock
         self.moment = Moment(clock.wall_ns(), clock.ticks_ns(), clock.domain, self._database.one_kernel)
@@ -51,7 +55,8 @@ class SqliteRead(Reader):
         try:
             self._connection.run("COMMIT")
         except sqlite3.Error:
-            self._connection.close()  # nothing was written: what was read is good
+            # Nothing was written: what was read is good.
+            self._database.connections.discard(self._connection)
         else:
             self._database.connections.give_back(self._connection)
 
@@ -76,19 +81,19 @@ class SqliteTransaction(Transaction):
 
     def __enter__(self) -> SqliteTransaction:
         database = self._database
-        gate = database.gate
         started = monotonic()
+        refuse_reentrancy(database.writers)
         try:
-            if gate is None:
+            if database.gate is None:
                 # What is at the path is looked at before a sidecar is put beside it.
-                self._lent = database.borrow(self._migrating)
-                gate = database.open_gate()
+                database.connections.give_back(database.borrow(self._migrating))
+            gate = database.gate or database.open_gate()
             if gate is not None:
                 self._gate = gate  # noted before entering: an interrupt may come between the two
                 gate.enter(database.busy_seconds / 2)
-            if self._lent is None:
-                self._lent = database.borrow(self._migrating)
+            self._lent = database.borrow(self._migrating)
             self._begin(self._lent, started)
+            database.writers.add(get_ident())
         except BaseException:
             self._leave()
             raise
@@ -110,27 +115,21 @@ class SqliteTransaction(Transaction):
             self._leave()
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
-        connection = self._lent
-        if connection is None or not connection.in_transaction:
-            raise self._ended()
+        connection = self._open()
         try:
             return connection.run(sql, parameters).fetchall()
         except sqlite3.Error as error:
             raise translate(error, self._database.name) from error
 
     def run(self, sql: str, parameters: Parameters = ()) -> int:
-        connection = self._lent
-        if connection is None or not connection.in_transaction:
-            raise self._ended()
+        connection = self._open()
         try:
             return connection.run(sql, parameters).rowcount
         except sqlite3.Error as error:
             raise translate(error, self._database.name) from error
 
     def executemany(self, sql: str, parameters: Iterable[Parameters]) -> None:
-        connection = self._lent
-        if connection is None or not connection.in_transaction:
-            raise self._ended()
+        connection = self._open()
         try:
             connection.executemany(sql, parameters)
         except sqlite3.Error as error:
@@ -152,15 +151,20 @@ class SqliteTransaction(Transaction):
             raise
         self.run("RELEASE part")
 
-    def _ended(self) -> StorageError:
-        """A statement after the end would be committed alone, so none is run."""
-        return StorageError(f"{self._database.name}: the transaction has ended, nothing of it was written")
+    def _open(self) -> Connection:
+        """The connection, while the transaction lasts: a statement after its end would be committed alone."""
+        if forks.generation != self._generation:
+            raise ReentrancyError("this process was forked inside a store transaction, which is its parent's to use")
+        connection = self._lent
+        if connection is None or not connection.in_transaction:
+            raise StorageError(f"{self._database.name}: the transaction has ended, nothing of it was written")
+        return connection
 
     def _begin(self, connection: Connection, started: float) -> None:
         whole = self._database.busy_seconds
         waited = monotonic() - started
         # The time that is left; a PRAGMA only where the wait at the gate was a real one.
-        busy_ms = int(1000 * (whole if waited < 0.01 else max(0.0, whole - waited)))
+        busy_ms = int(1000 * (whole if waited < A_WAIT else max(0.0, whole - waited)))
         try:
             if connection.busy_ms != busy_ms:
                 connection.run(f"PRAGMA busy_timeout={busy_ms}")
@@ -168,11 +172,16 @@ class SqliteTransaction(Transaction):
             connection.run("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             raise self._explained(error) from error
+        if monotonic() - started > A_WAIT and not self._database.connections.is_current(connection):
+            raise StorageBusyError(
+                f"{self._database.name} was replaced while this call waited for it; nothing was written",
+                hint="try again: the call will work on the file that is there now",
+                database=self._database.name,
+                blocker=None,
+            )
 
     def _commit(self) -> None:
-        connection = self._lent
-        if connection is None or not connection.in_transaction:
-            raise self._ended()
+        connection = self._open()
         try:
             connection.run("COMMIT")
         except sqlite3.Error as error:
@@ -181,6 +190,7 @@ class SqliteTransaction(Transaction):
 
     def _leave(self) -> None:
         lent, self._lent = self._lent, None
+        self._database.writers.discard(get_ident())
         try:
             if lent is not None:
                 self._database.connections.give_back(lent)
