@@ -109,7 +109,11 @@ def _epilogue(store: StateStore) -> None:
 def _start(database: str, owner: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "agent_checkpoint.demo", database, owner]
     return subprocess.Popen(  # noqa: S603 -- our own interpreter and module
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the demo, which ends its workers
     )
 
 

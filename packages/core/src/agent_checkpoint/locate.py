@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from agent_checkpoint.errors import ForeignStoreError
+from agent_checkpoint.errors import ForeignStoreError, StorageUnreachableError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,11 @@ def locate(given: str | None, environ: Mapping[str, str]) -> str:
     named = given if given is not None else environ.get(VARIABLE) or None
     if named is not None:
         return named
-    for folder in _upwards(os.getcwd()):
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        raise StorageUnreachableError(f"the working directory cannot be read: {error.strerror}") from error
+    for folder in _upwards(here):
         path = os.path.join(folder, RELATIVE)
         try:
             owner = os.stat(path).st_uid
@@ -40,7 +44,7 @@ def locate(given: str | None, environ: Mapping[str, str]) -> str:
                 owner_uid=owner,
             )
         return path
-    return os.path.abspath(RELATIVE)
+    return os.path.join(here, RELATIVE)
 
 
 def _upwards(folder: str) -> Iterator[str]:
@@ -65,6 +69,6 @@ def _main_checkout(folder: str) -> str | None:
         private = os.path.join(folder, where.strip())
         with open(os.path.join(private, "commondir"), encoding="utf-8") as common:
             shared = os.path.normpath(os.path.join(private, common.read(4096).strip()))
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):
         return None
     return os.path.dirname(shared) if os.path.basename(shared) == ".git" else None

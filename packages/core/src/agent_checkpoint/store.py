@@ -344,8 +344,12 @@ def _open(database: str | os.PathLike[str], busy_timeout_seconds: float, synchro
         names.invalid("database", "must be a file: other processes could not share a store in memory")
     if "://" in path:
         return _find_package(path)(path, busy_timeout_seconds=busy, synchronous=synchronous, clock=clock)
-    # Sidecars stand beside the file itself, not beside a link to it.
-    return SqliteDatabase(os.path.realpath(path), busy_timeout_seconds=busy, synchronous=synchronous, clock=clock)
+    try:
+        # Sidecars stand beside the file itself, not beside a link to it.
+        path = os.path.realpath(path)
+    except OSError as error:
+        names.invalid("database", f"cannot be made absolute: {error.strerror}")
+    return SqliteDatabase(path, busy_timeout_seconds=busy, synchronous=synchronous, clock=clock)
 
 
 def _find_package(url: str) -> Callable[..., Database]:

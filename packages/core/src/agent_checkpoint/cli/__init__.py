@@ -6,7 +6,6 @@ traceback. Only the parser and the modules of the named command are loaded.
 
 from __future__ import annotations
 
-import os
 import sys
 
 TYPE_CHECKING = False
@@ -24,8 +23,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run.run(list(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:
-        # Nobody reads on: the interpreter must not try to flush at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return CLOSED_PIPE
     except KeyboardInterrupt:
         from agent_checkpoint.cli import output

@@ -61,11 +61,13 @@ def _from_environment(opened: StateStore, workflow: str) -> Fence | None:
     return fences[-1] if fences else None
 
 
-def _text(given: str) -> str | bytes:
+def _text(given: str) -> bytes:
     if given == "-":
+        if sys.stdin is None:
+            raise InvalidInputError("data: stdin is closed", field="data")
         return _limited(sys.stdin.buffer)
     if not given.startswith("@"):
-        return given
+        return os.fsencode(given)  # as it was typed: the parser checks that it is UTF-8
     try:
         with open(given[1:], "rb") as source:
             return _limited(source)
@@ -121,9 +123,7 @@ def _diff(arguments: Namespace) -> Answer:
     new = _find(opened, arguments.workflow, integer("b", arguments.b))
     before = integer("a", arguments.a)
     if before is None and new.sequence == 1:
-        raise NotFoundError(
-            f"workflow {arguments.workflow!r} has no checkpoint before 1", workflow=arguments.workflow, sequence=0
-        )
+        return Answer([{"op": "add", "path": "", "new": new.data}])
     old = _find(opened, arguments.workflow, new.sequence - 1 if before is None else before)
     return Answer(list(difference(old.data, new.data)))
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 BASH = """\
 _agent_checkpoint() {{
-    local words="${{COMP_WORDS[*]:1:COMP_CWORD-1}}" current="${{COMP_WORDS[COMP_CWORD]}}" choices
+    local words="${{COMP_WORDS[*]:1:$((COMP_CWORD - 1))}}" current="${{COMP_WORDS[COMP_CWORD]}}" choices
     case " $words " in
 {cases}
         *) choices="{first}" ;;

@@ -16,7 +16,7 @@ from agent_checkpoint.records import Fence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agent_checkpoint.store import StateStore
 
@@ -34,7 +34,7 @@ def held(store: StateStore, environ: Mapping[str, str]) -> list[Fence]:
                 hint=f"export {VARIABLE}, or unset {PREFIX}SCOPE, _OWNER, _TOKEN and _LEASES",
             )
         return []
-    if "://" not in database and os.path.realpath(database) != store.database:
+    if (database if "://" in database else os.path.realpath(database)) != store.database:
         return []
     innermost = [environ.get(PREFIX + part) for part in ("SCOPE", "OWNER", "TOKEN")]
     several = environ.get(PREFIX + "LEASES")
@@ -67,11 +67,11 @@ def held_on(store: StateStore, scope: str, environ: Mapping[str, str]) -> Fence:
     )
 
 
-def exports(store: StateStore, fence: Fence, environ: Mapping[str, str]) -> str:
-    """``export`` lines that add a lease to the environment as the innermost one."""
+def exports(store: StateStore, fence: Fence, outer: Sequence[Fence]) -> str:
+    """``export`` lines that add a lease to those of the environment, as the innermost one."""
     from shlex import quote
 
-    outer = [each for each in held(store, environ) if each.scope != fence.scope]
+    outer = [each for each in outer if each.scope != fence.scope]
     values = {
         "DB": store.database,
         "SCOPE": fence.scope,

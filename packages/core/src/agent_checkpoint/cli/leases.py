@@ -53,17 +53,19 @@ def _acquire_arguments(parser: ArgumentParser) -> None:
 def _acquire(arguments: Namespace) -> Answer:
     opened = store(arguments)
     ttl = seconds("ttl_seconds", arguments.ttl)
+    # Looked at first: what cannot be exported is not acquired.
+    outer = environment.held(opened, os.environ) if arguments.export else []
     lease = opened.acquire(
         arguments.scope,
         arguments.owner,
         DEFAULT_TTL if ttl is None else ttl,
-        metadata=None if arguments.metadata is None else payload.parse("metadata", arguments.metadata),
+        metadata=None if arguments.metadata is None else payload.parse("metadata", os.fsencode(arguments.metadata)),
         reclaim=arguments.reclaim,
     )
     if not arguments.export:
         return Answer(lease)
     arguments.format = "text"
-    return Answer(lease, environment.exports(opened, lease.fence, os.environ))
+    return Answer(lease, environment.exports(opened, lease.fence, outer))
 
 
 def _heartbeat_arguments(parser: ArgumentParser) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from contextlib import suppress
 from datetime import datetime
 
-from agent_checkpoint.errors import NotFoundError
+from agent_checkpoint.errors import AgentCheckpointError, InvalidInputError, NotFoundError
 from agent_checkpoint.records import Lease
 from agent_checkpoint.times import rfc3339
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from typing import Any
+    from typing import Any, TextIO
 
     from agent_checkpoint.cli.parser import Answer
 
@@ -37,16 +39,40 @@ def print_answer(answer: Answer, arguments: argparse.Namespace) -> None:
 def print_error(error: dict[str, Any]) -> None:
     """Print an error on stderr; where that is closed, the exit status must do."""
     if sys.stderr is not None:
-        sys.stderr.write(json.dumps({"error": jsonable(error)}, indent=2, sort_keys=True, default=str) + "\n")
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(json.dumps({"error": jsonable(error)}, indent=2, sort_keys=True, default=str) + "\n")
+            sys.stderr.flush()
+        except OSError:
+            silence(sys.stderr)
 
 
 def write(text: str) -> None:
-    """Write to stdout now, so that a closed pipe is noticed here."""
+    """Write to stdout now, so that whatever is wrong with it is noticed here.
+
+    Raises:
+        BrokenPipeError: nobody reads on.
+        AgentCheckpointError: it cannot be written; what the command did is done.
+    """
+    if sys.stdout is None:
+        raise InvalidInputError("stdout: is closed, there is nowhere to print the answer", field="stdout")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence(sys.stdout)
+        raise
+    except OSError as error:
+        silence(sys.stdout)
+        hint = "what the command did is done; look at it with a command that only reads"
+        raise AgentCheckpointError(f"the answer cannot be written to stdout: {error.strerror}", hint=hint) from error
+
+
+def silence(stream: TextIO) -> None:
+    """Let the interpreter find nothing wrong when it flushes a broken stream at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def jsonable(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
+from agent_checkpoint.cli import output
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.record import Record
 
@@ -47,6 +48,17 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_formatter, **options)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse, and a value that argparse made a list of by mistake is refused."""
+        parsed = super().parse_args(args, namespace)
+        for name, value in vars(parsed).items():
+            if isinstance(value, list):
+                self.error(f"{name}: '--' is no value")
+        return parsed
+
+    def _print_message(self, message: str, file: object = None) -> None:  # noqa: ARG002 -- argparse's signature
+        output.write(message)
 
     def error(self, message: str) -> NoReturn:
         raise InvalidInputError(message, field="arguments", hint=f"see '{self.prog} --help'")

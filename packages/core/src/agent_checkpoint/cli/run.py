@@ -69,61 +69,62 @@ def command(name: str) -> Command:
 
 
 def _run(argv: Sequence[str]) -> int:
-    name, rest = _name(argv)
-    if name is None:
-        return _overview(rest)
+    words, rest = _split(argv)
+    name = " ".join(words)
+    if not (words and name in COMMANDS and len(words) == len(name.split())):
+        return _overview(words, rest)
     chosen = command(name)
-    arguments = parser_for(name, chosen).parse_args(rest)
-    if sys.stdout is None:
-        raise InvalidInputError("stdout is closed: there is nowhere to print the answer", field="stdout")
+    try:
+        arguments = parser_for(name, chosen).parse_args(rest)
+    except SystemExit:  # argparse has printed its help
+        return 0
     if arguments.default is not None and arguments.field is None:
         raise InvalidInputError("default: --default goes with --field", field="default")
+    if sys.stdout is None:
+        raise InvalidInputError("stdout: is closed, there is nowhere to print the answer", field="stdout")
     answer = chosen.run(arguments)
     output.print_answer(answer, arguments)
     return answer.status
 
 
-def _name(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The command's words, and the other arguments; options may stand before the words."""
     words: list[str] = []
-    places: list[int] = []
+    rest: list[str] = []
     at = 0
-    while at < len(argv) and len(words) < 2:
+    while at < len(argv):
+        wanted = 2 if words and words[0] in GROUPS else 1
         if argv[at] in GLOBAL_VALUES:
+            rest += argv[at : at + 2]
             at += 2
-        elif argv[at].startswith("-"):
-            at += 1
-        else:
-            words.append(argv[at])
-            places.append(at)
-            if words[0] not in GROUPS:
-                break
-            at += 1
-    for count in (2, 1):
-        name = " ".join(words[:count])
-        if name in COMMANDS:
-            return name, [each for place, each in enumerate(argv) if place not in places[:count]]
-    return None, list(argv)
+            continue
+        is_word = len(words) < wanted and not argv[at].startswith("-")
+        (words if is_word else rest).append(argv[at])
+        at += 1
+    return words, rest
 
 
-def _overview(argv: Sequence[str]) -> int:
+def _overview(words: Sequence[str], options: Sequence[str]) -> int:
     """Help and the version; anything else without a known command is a mistake."""
-    words = [each for each in argv if not each.startswith("-")]
     group = words[0] if words and words[0] in GROUPS else None
     known = [name for name in COMMANDS if group is None or name.startswith(f"{group} ")]
-    if "--version" in argv and not words:
+    if "--version" in options and not words:
         output.write(f"agent-checkpoint {__version__}\n")
         return 0
-    if {"-h", "--help"} & set(argv) and (not words or words == [group]):
-        lines = [f"  {name:<22} {command(name).summary}" for name in known]
-        parser = Parser(
-            prog="agent-checkpoint" + (f" {group}" if group else ""),
-            usage=f"agent-checkpoint [--db PATH] [--busy-timeout S] {group or 'COMMAND'} …",
-            epilog="commands:\n" + "\n".join(lines) + "\n\n'agent-checkpoint COMMAND --help' tells the rest.",
-        )
-        parser.add_globals()
-        parser.add_argument("--version", action="store_true", help="print the version")
-        output.write(parser.format_help())
+    if {"-h", "--help"} & set(options) and (not words or words == [group]):
+        output.write(_help(group, known))
         return 0
     what = f"unknown command {' '.join(words)!r}" if words else "no command given"
     raise InvalidInputError(what, field="command", hint="agent-checkpoint --help lists the commands", known=known)
+
+
+def _help(group: str | None, known: Sequence[str]) -> str:
+    lines = [f"  {name:<22} {command(name).summary}" for name in known]
+    parser = Parser(
+        prog="agent-checkpoint" + (f" {group}" if group else ""),
+        usage=f"agent-checkpoint [--db PATH] [--busy-timeout S] {group or 'COMMAND'} …",
+        epilog="commands:\n" + "\n".join(lines) + "\n\n'agent-checkpoint COMMAND --help' tells the rest.",
+    )
+    parser.add_globals()
+    parser.add_argument("--version", action="store_true", help="print the version")
+    return parser.format_help()

@@ -16,19 +16,23 @@ from agent_checkpoint.errors import (
     NotAStoreError,
     NotFoundError,
     ReentrancyError,
-    StorageUnreachableError,
 )
 from agent_checkpoint.sqlite import forks
-from agent_checkpoint.sqlite.translate import translate
+from agent_checkpoint.sqlite.translate import is_busy, translate, translate_os
 
 # Stamped into the file's header: "ACPT".
 APPLICATION_ID = 0x41435054
+# How long SQLite itself waits for a lock, see ``patiently``.
+SLICE_SECONDS = 0.2
 # Idle connections kept for the next user; more are closed when they come back.
 KEPT = 8
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 # How long a fork waits for the connections that other threads are using.
 FORK_PATIENCE = 2.0
@@ -47,7 +51,6 @@ class Connection(sqlite3.Connection):
 
     identity: tuple[int, int] | None = None
     loan: _Loan
-    busy_ms = -1
     run: Callable[..., sqlite3.Cursor]
 
 
@@ -61,10 +64,11 @@ class _Loan:
         self.connection: Connection | None = None
 
 
-def connect(path: str, busy_seconds: float, synchronous: str, *, create: bool = False) -> Connection:
+def connect(path: str, synchronous: str, *, create: bool = False) -> Connection:
     """Open the file; ``create`` makes it when it is missing.
 
-    The busy timeout is set first: everything after it may have to wait.
+    The busy timeout is set first: everything after it may have to wait. It is
+    short, see ``patiently``.
     """
     # Percent-encoded bytes: a path is no URI, and need not be UTF-8.
     name = "".join(
@@ -73,14 +77,13 @@ def connect(path: str, busy_seconds: float, synchronous: str, *, create: bool = 
     )
     connection = sqlite3.connect(
         f"file:{name}?mode={'rwc' if create else 'rw'}",
-        timeout=busy_seconds,
+        timeout=SLICE_SECONDS,
         isolation_level=None,
         check_same_thread=False,
         uri=True,
         factory=Connection,
     )
     try:
-        connection.busy_ms = int(busy_seconds * 1000)
         connection.run = connection.cursor().execute
         connection.run(f"PRAGMA synchronous={synchronous}")
         if sys.platform == "darwin":
@@ -210,7 +213,7 @@ class Connections:
                 database=self._path,
             ) from None
         except OSError as error:
-            raise StorageUnreachableError(f"{self._path}: {error.strerror}", database=self._path) from error
+            raise translate_os(error, self._path) from error
 
     def _open(self, file: os.stat_result, fresh: bool) -> Connection:
         if fresh and not stat.S_ISREG(file.st_mode):
@@ -219,9 +222,9 @@ class Connections:
             raise NotAStoreError(f"{self._path} is empty", database=self._path)
         connection = None
         try:
-            connection = connect(self._path, self._busy_seconds, self._synchronous)
+            connection = patiently(self._busy_seconds, lambda: connect(self._path, self._synchronous))
             if fresh:
-                refuse_foreign(connection, self._path)
+                refuse_foreign(connection, self._path, self._busy_seconds)
         except BaseException as error:
             if connection is not None:
                 connection.close()
@@ -235,9 +238,26 @@ class Connections:
         self._identity = None
 
 
-def refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
+def patiently(seconds: float, step: Callable[[], T]) -> T:
+    """Run a step that another connection may be in the way of, again until the time is over.
+
+    SQLite waits inside of C, where no signal is heard: so it waits in slices,
+    and Ctrl-C ends the wait between two of them.
+    """
+    deadline = monotonic() + seconds
+    while True:
+        try:
+            return step()
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or monotonic() >= deadline:
+                raise
+        sleep(0.002)  # some steps (journal_mode) are refused at once
+
+
+def refuse_foreign(connection: Connection, path: str, busy_seconds: float) -> None:
     """Raise ``NotAStoreError`` for somebody else's SQLite database, before anything is changed in it."""
-    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+    found = patiently(busy_seconds, lambda: connection.execute("PRAGMA application_id").fetchone()[0])
+    if found != APPLICATION_ID:
         raise NotAStoreError(f"{path} is an SQLite database of another program", database=path)
 
 

@@ -9,7 +9,7 @@ import weakref
 from agent_checkpoint.database import Database
 from agent_checkpoint.errors import schema_version_error
 from agent_checkpoint.sqlite import filesystem, schema
-from agent_checkpoint.sqlite.connections import Connections
+from agent_checkpoint.sqlite.connections import Connections, patiently
 from agent_checkpoint.sqlite.gate import gate_at, leave_later, leave_unused
 from agent_checkpoint.sqlite.transactions import SqliteRead, SqliteTransaction
 from agent_checkpoint.sqlite.translate import translate
@@ -104,7 +104,7 @@ class SqliteDatabase(Database):
 
     def _refuse_other_version(self, connection: Connection) -> None:
         try:
-            found = connection.execute(VERSION).fetchone()
+            found = patiently(self.busy_seconds, lambda: connection.run(VERSION).fetchone())
         except sqlite3.Error as error:
             raise translate(error, self.name) from error
         version = int(found[0]) if found else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from agent_checkpoint.errors import UnsupportedFilesystemError
 from agent_checkpoint.mounts import LOCAL, filesystem_of, mounts
@@ -38,9 +39,10 @@ def check(path: str) -> str:
 def _refuse_second_name(path: str, table: list[tuple[str, str]]) -> None:
     """SQLite keeps the write-ahead log beside the name: under two names one file has two logs."""
     try:
-        names = os.stat(path).st_nlink
+        file = os.stat(path)
     except OSError:
         return
+    names = file.st_nlink if stat.S_ISREG(file.st_mode) else 1
     why = "has several names (hard links)" if names > 1 else "is a mount point by itself"
     if names > 1 or any(point == path for point, _ in table):
         raise UnsupportedFilesystemError(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 
-from agent_checkpoint.errors import NotAStoreError, StorageError, StorageUnreachableError
-from agent_checkpoint.sqlite.connections import APPLICATION_ID, Connection, connect
-from agent_checkpoint.sqlite.translate import is_busy, translate
+from agent_checkpoint.errors import NotAStoreError, StorageError
+from agent_checkpoint.sqlite.connections import APPLICATION_ID, Connection, connect, patiently
+from agent_checkpoint.sqlite.translate import translate, translate_os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Bytes of the smallest SQLite database; what is shorter, SQLite would take for empty.
+SMALLEST = 512
 
 COMPONENTS = """
 CREATE TABLE IF NOT EXISTS components (
@@ -25,70 +27,69 @@ CREATE TABLE IF NOT EXISTS components (
 
 
 def create(path: str, busy_seconds: float) -> None:
-    """Make the file of a store if there is none; safe with many at once."""
-    folder = os.path.dirname(path)
-    _make_folders(folder)
-    fresh = not os.path.exists(path)
-    connection = None
+    """Make the file of a store if there is none; safe with many at once.
+
+    Each step is refused when somebody is in the way, and harmless when it is
+    done already: so the whole is tried again until the time is over.
+    """
+    _make_folders(os.path.dirname(path))
     try:
-        connection = connect(path, busy_seconds, "FULL", create=True)
+        patiently(busy_seconds, lambda: _create(path))
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
+    except OSError as error:
+        raise translate_os(error, path) from error
+
+
+def _create(path: str) -> None:
+    fresh = not os.path.exists(path)
+    if not fresh and 0 < os.stat(path).st_size < SMALLEST:
+        raise NotAStoreError(f"{path} is not a database", database=path)
+    connection = connect(path, "FULL", create=True)
+    try:
         if fresh:
             # Before WAL: -wal and -shm get the modes of the database. By name, never
             # through a descriptor.
             os.chmod(path, 0o600)
-        if _is_ours(connection, path) and connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+        if _is_ours(connection, path) and connection.run("PRAGMA journal_mode").fetchone()[0] == "wal":
             return
         # Ignored once WAL is on, so before it; no harm on a store that is there.
-        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-        _switch_to_wal(connection, busy_seconds)
+        connection.run("PRAGMA auto_vacuum=INCREMENTAL")
+        mode = connection.run("PRAGMA journal_mode=WAL").fetchone()[0]
+        if mode != "wal":
+            raise StorageError(f"{path}: SQLite cannot use a write-ahead log here, the journal mode stays {mode!r}")
         _stamp(connection)
-    except sqlite3.Error as error:
-        raise translate(error, path) from error
-    except OSError as error:
-        raise StorageUnreachableError(f"{path}: {error}", database=path) from error
     finally:
-        if connection is not None:
-            connection.close()
+        connection.close()
 
 
 def _stamp(connection: Connection) -> None:
-    connection.execute("BEGIN IMMEDIATE")
+    connection.run("BEGIN IMMEDIATE")
     try:
-        connection.execute(COMPONENTS)
-        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        connection.execute("COMMIT")
+        connection.run(COMPONENTS)
+        connection.run(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.run("COMMIT")
     except BaseException:
         if connection.in_transaction:
-            connection.execute("ROLLBACK")
+            connection.run("ROLLBACK")
         raise
 
 
 def _is_ours(connection: Connection, path: str) -> bool:
     """True for a store, False for an empty file; somebody else's database stays as it is."""
-    if connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
+    if _mark(connection) == APPLICATION_ID:
         return True
-    foreign = connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-    # Asked again: another process may have made the store between the two questions.
-    if foreign is None or connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
+    tables = connection.run("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+    version = connection.run("PRAGMA user_version").fetchone()[0]
+    # Asked again: another process may have made the store between the questions.
+    mark = _mark(connection)
+    if mark == APPLICATION_ID or not (tables or version or mark):
         return False
     raise NotAStoreError(f"{path} is an SQLite database of another program", database=path)
 
 
-def _switch_to_wal(connection: Connection, busy_seconds: float) -> None:
-    """``journal_mode=WAL`` does not wait for locks by itself."""
-    deadline = time.monotonic() + busy_seconds
-    while True:
-        try:
-            mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-        except sqlite3.OperationalError as error:
-            if not is_busy(error) or time.monotonic() > deadline:
-                raise
-        else:
-            if mode == "wal":
-                return
-            if time.monotonic() > deadline:
-                raise StorageError(f"SQLite cannot use a write-ahead log here, the journal mode stays {mode!r}")
-        time.sleep(0.005)
+def _mark(connection: Connection) -> int:
+    return int(connection.run("PRAGMA application_id").fetchone()[0])
 
 
 def _make_folders(folder: str) -> None:
@@ -102,9 +103,7 @@ def _make_folders(folder: str) -> None:
         except FileExistsError:
             continue
         except OSError as error:
-            raise StorageUnreachableError(
-                f"the folder {each} cannot be made: {error.strerror}", hint="name another path with --db", database=each
-            ) from error
+            raise translate_os(error, each) from error
         if os.path.basename(each) == ".agent-checkpoint":
             _ignore_in_git(each)
         _sync_folder(os.path.dirname(each) or os.curdir)

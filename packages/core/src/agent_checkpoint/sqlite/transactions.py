@@ -11,10 +11,9 @@ from agent_checkpoint.database import Reader, Transaction
 from agent_checkpoint.errors import ReentrancyError, StorageBusyError, StorageError
 from agent_checkpoint.records import Moment
 from agent_checkpoint.sqlite import forks, schema
-from agent_checkpoint.sqlite.blockers import blocker
-from agent_checkpoint.sqlite.connections import leak
+from agent_checkpoint.sqlite.connections import leak, patiently
 from agent_checkpoint.sqlite.gate import refuse_reentrancy
-from agent_checkpoint.sqlite.translate import translate, translate_commit
+from agent_checkpoint.sqlite.translate import is_busy, translate, translate_commit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +61,8 @@ class SqliteRead(Reader):
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         try:
-            return self._connection.run(sql, parameters).fetchall()
+            # A reader waits only for the recovery after a crash, before its first row.
+            return patiently(self._database.busy_seconds, lambda: self._connection.run(sql, parameters).fetchall())
         except sqlite3.Error as error:
             raise translate(error, self._database.name) from error
 
@@ -161,17 +161,12 @@ class SqliteTransaction(Transaction):
         return connection
 
     def _begin(self, connection: Connection, started: float) -> None:
-        whole = self._database.busy_seconds
-        waited = monotonic() - started
-        # The time that is left; a PRAGMA only where the wait at the gate was a real one.
-        busy_ms = int(1000 * (whole if waited < A_WAIT else max(0.0, whole - waited)))
         try:
-            if connection.busy_ms != busy_ms:
-                connection.run(f"PRAGMA busy_timeout={busy_ms}")
-                connection.busy_ms = busy_ms
             connection.run("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            raise self._explained(error) from error
+            if not is_busy(error):
+                raise translate(error, self._database.name) from error
+            self._begin_late(connection, started + self._database.busy_seconds)
         if monotonic() - started > A_WAIT and not self._database.connections.is_current(connection):
             raise StorageBusyError(
                 f"{self._database.name} was replaced while this call waited for it; nothing was written",
@@ -179,6 +174,13 @@ class SqliteTransaction(Transaction):
                 database=self._database.name,
                 blocker=None,
             )
+
+    def _begin_late(self, connection: Connection, deadline: float) -> None:
+        """Somebody went around the gate, or sits on the lock."""
+        try:
+            patiently(deadline - monotonic(), lambda: connection.run("BEGIN IMMEDIATE"))
+        except sqlite3.Error as error:
+            raise translate(error, self._database.name, self._database.busy_seconds) from error
 
     def _commit(self) -> None:
         connection = self._open()
@@ -197,21 +199,6 @@ class SqliteTransaction(Transaction):
         finally:
             if self._gate is not None:
                 self._gate.leave()
-
-    def _explained(self, error: sqlite3.Error) -> StorageError:
-        found = translate(error, self._database.name)
-        if not isinstance(found, StorageBusyError):
-            return found
-        blocked_by = blocker(self._database.name)
-        who = "another connection"
-        if blocked_by is not None:
-            frozen = ", which is stopped (SIGCONT lets it go on)" if blocked_by["stopped"] else ""
-            who = f"process {blocked_by['pid']} ({blocked_by['command']}){frozen}"
-        return StorageBusyError(
-            f"{self._database.name}: no write lock within {self._database.busy_seconds:g} s, held by {who}",
-            database=self._database.name,
-            blocker=blocked_by,
-        )
 
 
 def _roll_back(connection: Connection) -> None:

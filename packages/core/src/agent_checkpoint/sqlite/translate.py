@@ -1,7 +1,9 @@
-"""From SQLite's errors to ours, by what the caller can do about them."""
+"""From SQLite's and the system's errors to ours, by what the caller can do about them."""
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 
 from agent_checkpoint.errors import (
@@ -14,10 +16,10 @@ from agent_checkpoint.errors import (
     StorageReadOnlyError,
     StorageUnreachableError,
 )
+from agent_checkpoint.sqlite.blockers import blocker
 
 # SQLite's own result texts (sqlite3_errstr). Codes are in Python only from 3.11 on.
 _KINDS: tuple[tuple[str, type[StorageError]], ...] = (
-    ("is locked", StorageBusyError),
     ("database or disk is full", StorageFullError),
     ("readonly database", StorageReadOnlyError),
     ("file is not a database", NotAStoreError),
@@ -25,25 +27,66 @@ _KINDS: tuple[tuple[str, type[StorageError]], ...] = (
     ("unable to open database file", StorageUnreachableError),
     ("disk I/O error", StorageUnreachableError),
 )
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def translate(error: sqlite3.Error | OverflowError, path: str) -> StorageError:
+def translate(error: sqlite3.Error, path: str, waited_seconds: float | None = None) -> StorageError:
     """The error to raise instead; its cause is the original."""
     text = str(error)
+    if is_busy(error):
+        return _busy(path, waited_seconds)
     for phrase, kind in _KINDS:
         if phrase in text:
+            if kind is StorageUnreachableError:
+                kind = _closer_look(path)
             return kind(f"{path}: {text}", database=path)
     return StorageError(f"{path}: {text}", database=path)
 
 
 def translate_commit(error: sqlite3.Error, path: str) -> StorageError:
     """The same for a failed COMMIT, whose frames may have reached the disk all the same."""
-    found = translate(error, path)
-    if isinstance(found, StorageUnreachableError):
+    if "disk I/O error" in str(error):
         return OutcomeUnknownError(f"{path}: {error} while committing; it may have happened", database=path)
-    return found
+    return translate(error, path)
+
+
+def translate_os(error: OSError, path: str) -> StorageError:
+    """The same for the system's own errors."""
+    kind: type[StorageError] = StorageUnreachableError
+    if error.errno in _READ_ONLY:
+        kind = StorageReadOnlyError
+    elif error.errno in _FULL:
+        kind = StorageFullError
+    return kind(f"{path}: {error.strerror}", database=path)
 
 
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether another connection is in the way."""
     return "is locked" in str(error)
+
+
+def _busy(path: str, waited_seconds: float | None) -> StorageBusyError:
+    held_by = blocker(path)
+    who = "another connection"
+    if held_by is not None:
+        frozen = ", which is stopped (SIGCONT lets it go on)" if held_by["stopped"] else ""
+        who = f"process {held_by['pid']} ({held_by['command']}){frozen}"
+    time = "the busy timeout" if waited_seconds is None else f"{waited_seconds:g} s"
+    message = f"{path}: no lock within {time}, held by {who}"
+    return StorageBusyError(message, database=path, blocker=held_by)
+
+
+def _closer_look(path: str) -> type[StorageError]:
+    """SQLite says the same of a full disk and a read-only folder when it cannot make its sidecars."""
+    folder = os.path.dirname(path)
+    try:
+        filesystem = os.statvfs(folder)
+    except OSError:
+        return StorageUnreachableError
+    if filesystem.f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK):
+        return StorageReadOnlyError
+    # The shared memory beside the database takes 32 KiB.
+    if filesystem.f_bavail * filesystem.f_frsize < 64 * 1024:
+        return StorageFullError
+    return StorageUnreachableError
