@@ -99,10 +99,10 @@ def wait_until(true: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def waits_in_the_kernel(path: Path) -> bool:
-    """Whether some process is blocked on the lock of a file (proc(5): "->" marks a waiter)."""
+def waits_in_the_kernel(path: Path, how_many: int = 1) -> bool:
+    """Whether so many processes are blocked on the lock of a file (proc(5): "->" marks a waiter)."""
     inode = f":{path.stat().st_ino} "
-    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+    return sum("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()) >= how_many
 
 
 class HandlerError(Exception):
@@ -350,6 +350,44 @@ def test_a_gate_works_as_before_once_the_holder_has_left(gate: Gate, other: Othe
         gate.leave()
         wait_until(lambda: other.enter(patience=1))
         other.leave()
+
+
+def test_a_frozen_process_in_the_queue_stops_nobody_behind_it(gate: Gate, other: Other, path: Path) -> None:
+    # The kernel queues waiters behind waiters, and wakes the first alone: the
+    # lock is free, the first is frozen, and who came after it sleeps on.
+    frozen = Other(path)
+    try:
+        assert other.enter()
+        frozen.tell("enter")
+        wait_until(lambda: waits_in_the_kernel(path.with_name("agents.db-gate")))
+        os.kill(frozen.process.pid, signal.SIGSTOP)
+        answers: list[bool] = []
+
+        def take_a_turn() -> None:
+            answers.append(gate.enter(5))
+            if answers[-1]:
+                gate.leave()
+
+        behind = threading.Thread(target=take_a_turn)
+        behind.start()
+        wait_until(lambda: waits_in_the_kernel(path.with_name("agents.db-gate"), 2))
+        other.leave()
+        behind.join(LONG)
+        assert answers == [True]
+
+        # And it is in the queue as before: it keeps the other out, and waits for it.
+        assert gate.enter(0)
+        assert not other.enter(patience=0)
+        gate.leave()
+        assert other.enter()
+        behind = threading.Thread(target=take_a_turn)
+        behind.start()
+        wait_until(lambda: waits_in_the_kernel(path.with_name("agents.db-gate"), 2))
+        other.leave()
+        behind.join(LONG)
+        assert answers == [True, True]
+    finally:
+        frozen.end()
 
 
 def test_two_stores_in_two_processes_waiting_crosswise_are_no_deadlock(tmp_path: Path) -> None:

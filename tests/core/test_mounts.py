@@ -36,7 +36,7 @@ def test_without_a_mount_table_the_answer_is_unknown() -> None:
 def test_a_filesystem_between_machines_is_refused_before_anything_is_written(
     kind: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystem, "filesystem_of", lambda _: kind)  # no such mount can be made here
+    monkeypatch.setattr(filesystem, "filesystem_of", lambda *_: kind)  # no such mount can be made here
     with pytest.raises(UnsupportedFilesystemError) as refused:
         filesystem.check(f"{tmp_path}/agents.db")
     assert refused.value.facts["filesystem"] == kind
@@ -44,6 +44,6 @@ def test_a_filesystem_between_machines_is_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("kind", ["ext4", "tmpfs", "fuse.encfs", "zfs", ""])
 def test_a_local_or_unknown_filesystem_is_taken(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystem, "filesystem_of", lambda _: kind)
+    monkeypatch.setattr(filesystem, "filesystem_of", lambda *_: kind)
     assert filesystem.check("agents.db") == kind
     assert filesystem.is_one_kernel(kind) is (kind in ("ext4", "tmpfs", "zfs"))

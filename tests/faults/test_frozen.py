@@ -285,6 +285,9 @@ def test_while_the_holder_of_the_gate_is_frozen_many_writers_go_around_it(
         errors = writers.end()
     assert errors == ""
     assert written.total() >= 30, written  # two of each, if each write waited
+    for _, _, blocker, message in (line for line in writers.told if line[0] == "busy"):
+        assert blocker is not None, message
+        assert (blocker["pid"], blocker["stopped"]) == (frozen.pid, True), message
 
 
 def test_threads_go_around_a_frozen_holder_of_the_gate_together(path: Path, sitter: Callable[[str], Any]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from agent_checkpoint.cli import main
+from agent_checkpoint.cli import script
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

@@ -6,14 +6,28 @@ traceback. Only the parser and the modules of the named command are loaded.
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NoReturn
 
 INTERRUPTED = 130
 CLOSED_PIPE = 141
+
+
+def script() -> NoReturn:
+    """The installed command: ``main``, and an end without the interpreter's own.
+
+    Taking the interpreter down costs as much as a read of the store. With
+    plugins, which may have something to do at exit, it ends as usual.
+    """
+    status = main()
+    if "pluggy" in sys.modules:
+        sys.exit(status)
+    os._exit(status)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,8 +13,19 @@ if TYPE_CHECKING:
     import argparse
 
 
+_opened: list[StateStore] = []
+
+
 def store(arguments: argparse.Namespace) -> StateStore:
     """The store that the options or the environment name; nothing is opened yet."""
     busy = seconds("busy_timeout_seconds", arguments.busy_timeout)
     where = locate(arguments.db, os.environ)
-    return StateStore(where) if busy is None else StateStore(where, busy_timeout_seconds=busy)
+    opened = StateStore(where) if busy is None else StateStore(where, busy_timeout_seconds=busy)
+    _opened.append(opened)
+    return opened
+
+
+def close() -> None:
+    """Close what the command has opened."""
+    while _opened:
+        _opened.pop().close()

@@ -82,9 +82,18 @@ def _run(argv: Sequence[str]) -> int:
         raise InvalidInputError("default: --default goes with --field", field="default")
     if sys.stdout is None:
         raise InvalidInputError("stdout: is closed, there is nowhere to print the answer", field="stdout")
-    answer = chosen.run(arguments)
-    output.print_answer(answer, arguments)
+    try:
+        answer = chosen.run(arguments)
+        output.print_answer(answer, arguments)
+    finally:
+        _close_stores()
     return answer.status
+
+
+def _close_stores() -> None:
+    opening = sys.modules.get("agent_checkpoint.cli.opening")
+    if opening is not None:
+        opening.close()
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
