@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,20 +61,23 @@ def listen(process: subprocess.Popen[str], words: str) -> None:
     pytest.fail(f"it ended before it said {words!r}")
 
 
-def left_running(temporary: Path) -> list[str]:
-    """The command lines of processes that work on a store in that folder."""
-    if os.path.exists("/proc/self/cmdline"):
-        lines = []
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                lines.append(Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-            except OSError:
-                continue  # it ended while we looked
-    else:
-        lines = subprocess.run(
-            ["ps", "-axww", "-o", "args"], stdout=subprocess.PIPE, text=True, check=True
-        ).stdout.split("\n")
-    return [line for line in lines if str(temporary) in line]
+def left_running(temporary: Path) -> dict[int, str]:
+    """The command lines, by pid, of processes that work on a store in that folder."""
+    commands = dict(_commands_of_proc() if os.path.exists("/proc/self/cmdline") else _commands_of_ps())
+    return {pid: command for pid, command in commands.items() if str(temporary) in command}
+
+
+def _commands_of_proc() -> Iterator[tuple[int, str]]:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it may end while we look
+            yield int(pid), Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def _commands_of_ps() -> Iterator[tuple[int, str]]:
+    printed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], stdout=subprocess.PIPE, text=True, check=True).stdout
+    for line in printed.splitlines():
+        pid, _, command = line.strip().partition(" ")
+        yield int(pid), command
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +136,7 @@ def test_the_demo_tells_the_story_in_order(plain: Played) -> None:
 
 def test_the_demo_cleans_up_after_itself(plain: Played) -> None:
     assert list(plain.temporary.iterdir()) == []
-    assert left_running(plain.temporary) == []
+    assert left_running(plain.temporary) == {}
 
 
 def test_the_demo_with_keep_says_where_the_store_is(kept: Played) -> None:
@@ -187,7 +190,7 @@ def test_when_nobody_listens_any_more_the_demo_ends_with_141_and_leaves_no_worke
         process.wait(timeout=WATCHDOG_SECONDS)
         assert process.stderr is not None
         assert (process.returncode, process.stderr.read()) == (141, "")
-        assert left_running(temporary) == []
+        assert left_running(temporary) == {}
     assert list(temporary.iterdir()) == []
 
 
@@ -200,5 +203,20 @@ def test_ctrl_c_ends_the_demo_with_130_one_json_error_and_no_worker(tmp_path: Pa
         _, err = process.communicate(timeout=WATCHDOG_SECONDS)
         assert process.returncode == 130
         assert json.loads(err)["error"]["code"] == "interrupted"
-        assert left_running(temporary) == []
+        assert left_running(temporary) == {}
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_told_to_end_leaves_no_frozen_worker(tmp_path: Path, number: signal.Signals) -> None:
+    temporary = tmp_path / "temporary"
+    with playing(temporary) as process:
+        listen(process, "is frozen")
+        process.send_signal(number)
+        process.wait(timeout=WATCHDOG_SECONDS)
+        left = left_running(temporary)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+    assert process.returncode in (-number, 128 + number)
+    assert left == {}
     assert list(temporary.iterdir()) == []

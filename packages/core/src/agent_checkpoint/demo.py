@@ -36,6 +36,9 @@ def play(keep: str | None) -> int:
     """Tell the story; 0 only if the late write did not land."""
     folder = os.path.abspath(keep) if keep else tempfile.mkdtemp(prefix="agent-checkpoint-demo-")
     path = os.path.join(folder, "agents.db")
+    # A worker that is frozen when we are told to end would stay frozen for ever.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     if os.path.exists(path):
         raise InvalidInputError(f"keep: {path} exists already; name another directory", field="keep")
     try:

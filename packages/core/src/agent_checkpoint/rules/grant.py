@@ -10,6 +10,7 @@ from agent_checkpoint.errors import LeaseHeldError, NotFoundError
 from agent_checkpoint.names import MAX_TOKEN, NS, invalid
 from agent_checkpoint.record import Record
 from agent_checkpoint.records import Happened, LeaseRow
+from agent_checkpoint.rules import present
 from agent_checkpoint.rules.decision import Granted, Refused
 from agent_checkpoint.rules.expiry import clamped, is_live, remaining
 from agent_checkpoint.times import rfc3339
@@ -69,7 +70,7 @@ def _grant(current: LeaseRow | None, ask: Ask, moment: Moment) -> LeaseRow:
 
 
 def _held(current: LeaseRow, left: Remaining, moment: Moment) -> Refused:
-    expires_at = rfc3339(moment.wall_ns + left.ns)
+    expires_at = rfc3339(present.ends_ns(current, left.ns, moment))
     error = LeaseHeldError(
         f"scope {current.scope!r} is held by {current.owner!r} (token {current.token}) until {expires_at}",
         hint="try again after retry_after seconds; the holder may release it earlier",

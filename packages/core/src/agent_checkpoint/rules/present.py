@@ -22,8 +22,13 @@ def lease(row: LeaseRow, moment: Moment) -> Lease:
     left = remaining(row, moment).ns
     if left == 0:
         return Lease(row, "expired", 0, row.expires_at)
-    expires_at = moment.wall_ns + left
-    return Lease(row, "live", left, row.expires_at if abs(expires_at - row.expires_at) <= NS else expires_at)
+    return Lease(row, "live", left, ends_ns(row, left, moment))
+
+
+def ends_ns(row: LeaseRow, left_ns: int, moment: Moment) -> int:
+    """The wall time at which a live lease ends: as stored, unless the wall clock has stepped since."""
+    expires_at = moment.wall_ns + left_ns
+    return row.expires_at if abs(expires_at - row.expires_at) <= NS else expires_at
 
 
 def settled(row: LeaseRow) -> Lease:

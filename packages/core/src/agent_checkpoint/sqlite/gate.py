@@ -21,13 +21,18 @@ from collections import deque
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, lockf
 
 from agent_checkpoint.errors import ReentrancyError
+from agent_checkpoint.process import describe
 from agent_checkpoint.sqlite import forks
+from agent_checkpoint.sqlite.blockers import holder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
 TRY = LOCK_EX | LOCK_NB
+TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
+# How often a waiter looks by itself whether the lock is free.
+LOOK_SECONDS = 0.05
 
 _gates: dict[tuple[int, int], Gate] = {}
 _opening = threading.Lock()
@@ -206,26 +211,35 @@ class Gate:
                 self._taken = False
 
     def _lock(self, patience: float) -> bool:
-        if self._helper is not None and self._helper.waiting:
-            # Somebody sits on the gate and this process has gone around before:
-            # waiting again would cost every write its patience.
-            return False
         try:
             lockf(self.descriptor, TRY)
             return True
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
+            if error.errno not in TAKEN:
                 return False
         if self._helper is None:
-            self._helper = _Helper(self.descriptor)
+            self._helper = _Helper(self)
+        # Where it waits still, this process has gone around before. While a frozen
+        # process sits on the gate, waiting again would cost every write its patience.
+        if self._helper.waiting and self._sitter_is_frozen():
+            return False
         return self._helper.take(patience)
+
+    def _sitter_is_frozen(self) -> bool:
+        pid = holder(self.key, 0)
+        return pid is None or describe(pid)["stopped"] is not False
+
+    def give_back_unwanted(self) -> None:
+        """The helper got the lock when nobody wanted it any more; a thread may have it by now."""
+        if not self._inside:
+            lockf(self.descriptor, LOCK_UN)
 
 
 class _Helper:
     """A thread that blocks on the lock in place of a writer, who can then stop waiting."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         # Used as signals: taken from the start, released once for each question and answer.
         self._asked = threading.Lock()
         self._asked.acquire()
@@ -239,11 +253,21 @@ class _Helper:
 
     def take(self, patience: float) -> bool:
         """Wait for the lock; False when it did not come in time (it is then passed on)."""
-        self._wanted = self.waiting = True
-        self._asked.release()
+        with self._state:
+            self._wanted = True
+            if not self.waiting:
+                self.waiting = True
+                self._asked.release()
+        deadline = time.monotonic() + patience
         try:
-            if self._answer.acquire(timeout=max(0.0, patience)):
-                return True
+            while (left := deadline - time.monotonic()) > 0:
+                if self._answer.acquire(timeout=min(left, LOOK_SECONDS)):
+                    return True
+                # The kernel wakes the waiters one after the other: a frozen one keeps
+                # those behind it asleep although the lock is free.
+                if self._is_free():
+                    self._give_up()
+                    return True
         except BaseException:
             self._give_up()  # if it came just now, whoever entered the gate leaves it
             raise
@@ -254,6 +278,13 @@ class _Helper:
         with self._state:
             self._wanted = False
             return self._answer.acquire(blocking=False)
+
+    def _is_free(self) -> bool:
+        try:
+            lockf(self._gate.descriptor, TRY)
+        except OSError:
+            return False
+        return True
 
     def end(self) -> None:
         """Let the thread end; nobody waits."""
@@ -268,13 +299,13 @@ class _Helper:
                 if self._wanted:
                     self._answer.release()
                 else:
-                    lockf(self._descriptor, LOCK_UN)
+                    self._gate.give_back_unwanted()
                 self.waiting = False
 
     def _block(self) -> None:
         while True:
             try:
-                lockf(self._descriptor, LOCK_EX)
+                lockf(self._gate.descriptor, LOCK_EX)
                 return
             except OSError as error:
                 # The kernel looks for cycles between processes, not lock owners: two
