@@ -153,7 +153,10 @@ def test_a_refused_heartbeat_is_on_record_once_and_then_counted(store: StateStor
     assert (event.scope, event.owner, event.token) == ("release", "worker-a", 1)
     assert event.detail == {"action": "lease.heartbeat", "component": "core", "reason": "expired"}
     (counter,) = store.status().refusals
-    assert (counter.scope, counter.token, counter.action, counter.times) == ("release", 1, "lease.heartbeat", 3)
+    assert (counter.scope, counter.token, counter.action, counter.reason, counter.times) == (
+        *("release", 1, "lease.heartbeat"),
+        *("expired", 3),
+    )
 
 
 def test_reclaim_takes_one_s_own_live_lease_back_and_fences_the_earlier_self(store: StateStore) -> None:

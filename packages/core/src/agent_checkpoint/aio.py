@@ -1,24 +1,24 @@
 """``AsyncStateStore``: the same door, awaited.
 
 Each call runs on a small pool of threads, never on the event loop, which a
-fsync would stall. A call that is cancelled is still in its thread: the
-cancellation waits for it (at most the busy timeout), and what it was granted
-is given back.
+fsync would stall. A call that is cancelled goes on in its thread and may still
+take effect. ``acquire`` alone waits for it (at most the busy timeout) and gives
+back what it was granted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
-from agent_checkpoint.errors import AgentCheckpointError
+from agent_checkpoint.errors import AgentCheckpointError, InvalidInputError
 from agent_checkpoint.store import StateStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Any, Literal, ParamSpec, TypeVar
@@ -60,7 +60,9 @@ class AsyncStateStore:
             max_payload_bytes=max_payload_bytes,
             clock=clock,
         )
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agent-checkpoint")
+        self._closed = False
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_pid = 0
 
     @property
     def database(self) -> str:
@@ -179,9 +181,12 @@ class AsyncStateStore:
         return await self._run(self._store.write_all, writes)
 
     async def close(self) -> None:
-        """See ``StateStore.close``; waits for calls that are under way."""
-        await self._run(self._store.close)
-        self._threads.shutdown(wait=False)
+        """See ``StateStore.close``; calls that were made before it come to their end."""
+        self._closed = True
+        pool, self._pool = self._pool, None
+        if pool is not None and self._pool_pid == os.getpid():
+            await asyncio.get_running_loop().run_in_executor(None, pool.shutdown)
+        self._store.close()
 
     async def __aenter__(self) -> AsyncStateStore:
         return self
@@ -192,19 +197,28 @@ class AsyncStateStore:
     def __repr__(self) -> str:
         return f"AsyncStateStore({self.database!r})"
 
+    def _threads(self) -> ThreadPoolExecutor:
+        """The pool of this process: a forked child has none of its parent's threads."""
+        if self._closed:
+            raise InvalidInputError("store: is closed", field="store")
+        if self._pool is None or self._pool_pid != os.getpid():
+            self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="agent-checkpoint")
+            self._pool_pid = os.getpid()
+        return self._pool
+
     async def _run(self, method: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(method, *arguments, **options))
+        return await asyncio.get_running_loop().run_in_executor(self._threads(), partial(method, *arguments, **options))
 
     async def _run_undone(self, call: Callable[[], T], undo: Callable[[T], object]) -> T:
         """Run a call; when cancelled, wait for it all the same, and undo what it did."""
         loop = asyncio.get_running_loop()
-        running = loop.run_in_executor(self._threads, call)
+        running = loop.run_in_executor(self._threads(), call)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             await _settled(running)
             if not running.cancelled() and running.exception() is None:
-                await _settled(loop.run_in_executor(self._threads, undo, running.result()))
+                await _settled(loop.run_in_executor(self._threads(), undo, running.result()))
             raise
 
     def _give_back(self, lease: Lease) -> None:

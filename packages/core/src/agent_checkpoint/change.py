@@ -71,17 +71,24 @@ class Changes:
         self._plugins = plugins
 
     def run(
-        self, locks: tuple[str, ...], decide: Decide, write: Write | None = None, *, migrating: bool = False
+        self,
+        locks: tuple[str, ...],
+        decide: Decide,
+        write: Write | None = None,
+        *,
+        migrating: bool = False,
+        patience: float | None = None,
     ) -> Any:
         """Run one change; its answer, or its error raised after the commit.
 
         ``locks`` are sorted. ``decide(change)`` returns the answer, or
         ``Refused``; when a refusal cannot be recorded, it is raised all the
         same. ``write`` is what plugins may veto: the protected write it is.
+        ``patience``: see ``Database.transaction``.
         """
         refuse_inside_hook()
         veto = None if write is None else self._plugins.check_fence(write)
-        return self._run(locks, decide, write, veto, migrating)
+        return self._run(locks, decide, write, veto, migrating, patience)
 
     def run_all(self, items: Sequence[Item]) -> list[Outcome]:
         """Run changes in one commit; an outcome for each, in order, none raised.
@@ -142,11 +149,12 @@ class Changes:
         write: Write | None,
         veto: FenceRefusedError | None,
         migrating: bool = False,
+        patience: float | None = None,
     ) -> Any:
         telling = self._plugins.listening()
         answer: Any = None
         try:
-            with self._database.transaction(locks, migrating) as transaction:
+            with self._database.transaction(locks, migrating, patience) as transaction:
                 change = Change._make((transaction, []))
                 answer = decide(change) if veto is None else Refused(veto, write)
                 told = _write_down(change, answer, telling)
@@ -187,11 +195,10 @@ def _write_refusal(change: Change, refused: Refused) -> None:
         return
     # A write without a fence is counted under the scope that it lacked.
     scope = write.scope or refused.error.facts.get("protected_by") or ""
-    action = write.action
-    if isinstance(refused.error, FenceRefusedError):
-        # Counted apart: a veto must not keep a later stale write out of the log.
-        action += f" (vetoed by {refused.error.plugin})"
-    if event_log.count_refusal(change.transaction, scope, write.token, action) == 1:
+    # Each reason is counted apart: a veto must not keep a later stale write out of the log.
+    vetoed = isinstance(refused.error, FenceRefusedError)
+    reason = f"vetoed by {refused.error.facts['plugin']}" if vetoed else refused.error.facts["reason"]
+    if event_log.count_refusal(change.transaction, scope, write.token, write.action, reason) == 1:
         change.happened.append(fencing.refusal(write, refused.error, scope or None))
 
 

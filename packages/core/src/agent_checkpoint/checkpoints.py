@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from agent_checkpoint.records import CheckpointInfo
 
 ACTION = "checkpoint.put"
-# Rows a prune removes in one transaction: few enough that no heartbeat waits long.
+# What a prune removes in one transaction: little enough that no heartbeat waits long.
 BATCH = 200
+BATCH_BYTES = 2 * 1024 * 1024
 
 
 class Save(Record):
@@ -129,7 +130,7 @@ def prune(changes: Changes, database: Database, keep_last: int, workflow: str | 
         spans = {name: rows.span_to_prune(reader, name, keep_last) for name in chosen}
     pruned = []
     for name, (count, first, last) in spans.items():
-        removed = count if dry_run else _prune_to(changes, name, last)
+        removed = count if dry_run or not count else _prune_to(changes, name, last)
         if removed:
             pruned.append(Pruned(name, removed, first, last))
     return pruned
@@ -137,18 +138,21 @@ def prune(changes: Changes, database: Database, keep_last: int, workflow: str | 
 
 def _prune_to(changes: Changes, workflow: str, last: int) -> int:
     """Remove the checkpoints up to sequence ``last``; how many this call removed."""
-    removed = 0
-    while batch := _prune_batch(changes, workflow, last):
+    removed, reached = 0, 0
+    while reached < last:
+        batch, reached = _prune_batch(changes, workflow, last)
         removed += batch
     return removed
 
 
-def _prune_batch(changes: Changes, workflow: str, last: int) -> int:
-    def decide(change: Change) -> int:
-        removed, to_sequence = rows.remove_batch(change.transaction, workflow, last + 1, BATCH)
-        if removed:
-            detail = {"count": removed, "from_sequence": to_sequence - removed + 1, "to_sequence": to_sequence}
-            change.happened.append(Happened("checkpoint.pruned", workflow=workflow, detail=detail))
-        return removed
+def _prune_batch(changes: Changes, workflow: str, last: int) -> tuple[int, int]:
+    def decide(change: Change) -> tuple[int, int]:
+        batch = rows.remove_batch(change.transaction, workflow, last + 1, BATCH, BATCH_BYTES)
+        removed, first, reached = batch
+        if removed == 0:  # somebody else was faster
+            return (0, last)
+        detail = {"count": removed, "from_sequence": first, "to_sequence": reached}
+        change.happened.append(Happened("checkpoint.pruned", workflow=workflow, detail=detail))
+        return (removed, reached)
 
     return changes.run((f"workflow:{workflow}",), decide)  # type: ignore[no-any-return]

@@ -73,11 +73,15 @@ class Database(ABC):
         """Make an empty store if there is none: ours by its mark, no tables of core yet."""
 
     @abstractmethod
-    def transaction(self, locks: Sequence[str], migrating: bool = False) -> AbstractContextManager[Transaction]:
+    def transaction(
+        self, locks: Sequence[str], migrating: bool = False, patience: float | None = None
+    ) -> AbstractContextManager[Transaction]:
         """A transaction that holds ``locks`` (``scope:…``, ``workflow:…``), taken sorted.
 
         Leaving the block commits, an exception rolls back. Only a ``migrating``
         one is let at tables of another version than this package writes.
+        ``patience`` is how many seconds to queue in front of the lock, where
+        there is a queue, before going around it.
 
         Raises:
             StorageBusyError: no lock within the busy timeout.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 from agent_checkpoint import names, payload
-from agent_checkpoint.change import Item
-from agent_checkpoint.errors import StaleLeaseError, StorageError
+from agent_checkpoint.change import Item, Outcome
+from agent_checkpoint.errors import InvalidInputError, StaleLeaseError, StorageError
 from agent_checkpoint.ledger import leases as lease_rows
 from agent_checkpoint.record import Record
 from agent_checkpoint.records import Fence, Happened, Write
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-    from agent_checkpoint.change import Change, Changes, Outcome
+    from agent_checkpoint.change import Change, Changes
     from agent_checkpoint.database import Parameters, Row
     from agent_checkpoint.records import Lease, Moment
 
@@ -78,7 +78,16 @@ class Part:
 
 def write_all(changes: Changes, writes: Iterable[FencedWrite]) -> list[Outcome]:
     """Run many writes in one commit; an outcome for each, in order, none raised."""
-    return changes.run_all([_item(fenced) for fenced in writes])
+    outcomes: list[Outcome | None] = []
+    items: list[Item] = []
+    for fenced in writes:
+        try:
+            items.append(_item(fenced))
+            outcomes.append(None)
+        except InvalidInputError as error:
+            outcomes.append(Outcome(None, error))
+    ran = iter(changes.run_all(items))
+    return [outcome or next(ran) for outcome in outcomes]
 
 
 @contextmanager

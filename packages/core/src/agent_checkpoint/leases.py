@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     Rule = Callable[[LeaseRow, Moment], Granted]
 
 
+# Seconds a heartbeat queues in front of the write lock before it goes around. A
+# frozen process at the head of the queue must not outlast a short lease, whose
+# length is known only behind the lock.
+HEARTBEAT_PATIENCE = 0.1
+
+
 def acquire(changes: Changes, scope: str, owner: str, ttl_seconds: float, metadata: object, reclaim: bool) -> Lease:
     """Grant the scope to the owner, or raise ``LeaseHeldError``."""
     ask = grant.Ask(
@@ -42,7 +48,9 @@ def acquire(changes: Changes, scope: str, owner: str, ttl_seconds: float, metada
 def heartbeat(changes: Changes, fence: Fence, ttl_seconds: float | None) -> Lease:
     """Extend a live lease, or raise ``StaleLeaseError``."""
     ttl_ns = None if ttl_seconds is None else names.ttl_ns(ttl_seconds)
-    return _by_owner(changes, fence, "lease.heartbeat", lambda row, moment: grant.heartbeat(row, ttl_ns, moment))
+    return _by_owner(
+        changes, fence, "lease.heartbeat", lambda row, moment: grant.heartbeat(row, ttl_ns, moment), HEARTBEAT_PATIENCE
+    )
 
 
 def release(changes: Changes, fence: Fence) -> Lease:
@@ -50,7 +58,7 @@ def release(changes: Changes, fence: Fence) -> Lease:
     return _by_owner(changes, fence, "lease.release", lambda row, _: grant.release(row))
 
 
-def _by_owner(changes: Changes, fence: Fence, action: str, rule: Rule) -> Lease:
+def _by_owner(changes: Changes, fence: Fence, action: str, rule: Rule, patience: float | None = None) -> Lease:
     """What only the holder of a live lease may do to it."""
 
     def decide(change: Change) -> Lease | Refused:
@@ -60,7 +68,7 @@ def _by_owner(changes: Changes, fence: Fence, action: str, rule: Rule) -> Lease:
             return Refused(row, Write("core", action, *fence, None, None, {}))
         return _settle(change, rule(row, moment))
 
-    return changes.run((f"scope:{fence.scope}",), decide)  # type: ignore[no-any-return]
+    return changes.run((f"scope:{fence.scope}",), decide, patience=patience)  # type: ignore[no-any-return]
 
 
 def force_release(changes: Changes, scope: str, reason: str, token: int | None) -> Lease:

@@ -53,7 +53,7 @@ def migrate(
             change.happened.append(Happened(kind, detail=detail))
         return found
 
-    return changes.run((f"component:{component}",), decide, migrating=True)  # type: ignore[no-any-return]
+    return changes.run((f"component:{component}",), decide, migrating=component == CORE)  # type: ignore[no-any-return]
 
 
 def _read(files: Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -8,6 +8,7 @@ Tuples are taken as arrays and come back as lists.
 from __future__ import annotations
 
 import json
+import re
 from math import isfinite
 
 from agent_checkpoint.names import invalid
@@ -99,9 +100,11 @@ def parse(field: str, source: str | bytes) -> Any:
 
 def _check(value: object, depth: int) -> None:
     kind = type(value)
-    if kind is str or kind is bool or value is None:
+    if kind is str:
+        _check_text(value)  # type: ignore[arg-type]
+    elif kind is bool or value is None:
         return
-    if kind is dict or kind is list or kind is tuple:
+    elif kind is dict or kind is list or kind is tuple:
         _check_container(value, depth)
     elif kind is int:
         assert isinstance(value, int)
@@ -118,6 +121,17 @@ def _check(value: object, depth: int) -> None:
         raise _Bad(f"must be a JSON value, not {kind.__name__}")
 
 
+def _check_text(text: str) -> None:
+    """Two surrogates that make a pair would come back as one character; one alone comes back."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        if re.search("[\ud800-\udbff][\udc00-\udfff]", text):
+            raise _Bad("must not spell a character as a pair of surrogates") from None
+
+
 def _check_container(value: Any, depth: int) -> None:
     if depth == 0:
         raise _Bad(f"must not nest deeper than {MAX_DEPTH} levels")
@@ -126,6 +140,8 @@ def _check_container(value: Any, depth: int) -> None:
         try:
             if type(value) is dict and type(key) is not str:
                 raise _Bad(f"must have a string as key, not {type(key).__name__}")
+            if type(key) is str:
+                _check_text(key)
             _check(part, depth - 1)
         except _Bad as bad:
             bad.path.append(str(key))

@@ -13,7 +13,8 @@ import os
 import sys
 import threading
 
-from agent_checkpoint.errors import FenceRefusedError, ReentrancyError
+from agent_checkpoint import payload
+from agent_checkpoint.errors import FenceRefusedError, InvalidInputError, ReentrancyError
 from agent_checkpoint.names import invalid
 
 TYPE_CHECKING = False
@@ -231,8 +232,18 @@ def _veto(plugin: str, refused: FenceRefusedError) -> FenceRefusedError:
     """The error to raise: the hook's own hint and facts, and who refused."""
     reason = str(refused) or getattr(refused, "reason", "no reason given")
     hint = refused.hint or "this is a rule of the people who installed the plugin; ask them, or try when it allows"
-    facts = {**refused.facts, "plugin": plugin, "reason": reason}
+    # What the hook said goes on record, where it can be written down.
+    facts = {name: value if _is_json(value) else repr(value) for name, value in refused.facts.items()}
+    facts |= {"plugin": plugin, "reason": reason}
     return FenceRefusedError(f"plugin {plugin!r} refused the write: {reason}", hint=hint, **facts)
+
+
+def _is_json(value: object) -> bool:
+    try:
+        payload.encode("fact", value)
+    except InvalidInputError:
+        return False
+    return True
 
 
 def _log_failure(plugin: str, event: Event, error: BaseException) -> None:

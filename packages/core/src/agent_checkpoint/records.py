@@ -200,7 +200,7 @@ class Event(Record):
 
 
 class Refusals(Record):
-    """How often writes were refused to one (scope, token, action); the first is an event too.
+    """How often writes were refused to one (scope, token, action) for one reason; the first is an event too.
 
     ``token`` is None for writes that presented no fence.
     """
@@ -208,6 +208,7 @@ class Refusals(Record):
     scope: str
     token: int | None
     action: str
+    reason: str
     times: int
     first_at: datetime
     last_at: datetime

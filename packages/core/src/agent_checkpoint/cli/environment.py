@@ -13,6 +13,7 @@ from agent_checkpoint import payload
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.locate import VARIABLE
 from agent_checkpoint.records import Fence
+from agent_checkpoint.rules.fence import presented
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def held(store: StateStore, environ: Mapping[str, str]) -> list[Fence]:
     if not any(innermost):
         return []
     scope, owner, token = innermost
-    if not (scope and owner and token and token.isascii() and token.isdigit()):
+    if not (scope and owner and token and token.isascii() and token.isdigit() and len(token) < 20):
         raise _malformed("TOKEN", "a number, together with _SCOPE and _OWNER")
     return [Fence(scope, owner, int(token))]
 
@@ -85,7 +86,7 @@ def exports(store: StateStore, fence: Fence, outer: Sequence[Fence]) -> str:
 def _fence(lease: object) -> Fence:
     if not isinstance(lease, dict) or not {"scope", "owner", "token"} <= lease.keys():
         raise _malformed("LEASES", "objects with scope, owner and token")
-    return Fence(lease["scope"], lease["owner"], lease["token"])
+    return presented(lease["scope"], lease["owner"], lease["token"])
 
 
 def _malformed(name: str, rule: str) -> InvalidInputError:

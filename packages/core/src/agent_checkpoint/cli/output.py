@@ -107,7 +107,9 @@ def _bare(value: Any, field: str, default: str | None) -> str:
     for part in field.split("."):
         if isinstance(value, dict):
             value = value.get(part, _ABSENT)
-        elif isinstance(value, list) and part.isascii() and part.isdigit() and int(part) < len(value):
+        elif (
+            isinstance(value, list) and part.isascii() and part.isdigit() and len(part) < 10 and int(part) < len(value)
+        ):
             value = value[int(part)]
         else:
             value = _ABSENT

@@ -55,10 +55,10 @@ def _beat(lease: Lease) -> str:
 
 
 def _refusals(status: Status) -> list[list[str]]:
-    rows = [["SCOPE", "TOKEN", "REFUSED", "TIMES", "LAST"]]
+    rows = [["SCOPE", "TOKEN", "REFUSED", "REASON", "TIMES", "LAST"]]
     for each in status.refusals:
         token = "none" if each.token is None else str(each.token)
-        rows.append([shown(each.scope), token, each.action, str(each.times), rfc3339(each.last_at)])
+        rows.append([shown(each.scope), token, each.action, each.reason, str(each.times), rfc3339(each.last_at)])
     return rows
 
 

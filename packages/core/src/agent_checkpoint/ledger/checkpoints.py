@@ -64,14 +64,11 @@ SELECT COUNT(*), MIN(sequence), MAX(sequence) FROM checkpoints
 WHERE workflow = ? AND sequence < ?
 """
 
-# The sequence that ends a batch of removals.
-BATCH_END = """
-SELECT MAX(sequence) FROM (
-    SELECT sequence FROM checkpoints
-    WHERE workflow = ? AND sequence < ?
-    ORDER BY sequence
-    LIMIT ?
-) AS batch
+OLDEST = """
+SELECT sequence, size_bytes FROM checkpoints
+WHERE workflow = ? AND sequence < ?
+ORDER BY sequence
+LIMIT ?
 """
 
 REMOVE = """
@@ -126,12 +123,23 @@ def span_to_prune(reader: Reader, workflow: str, keep_last: int) -> tuple[int, i
     return (count, first or 0, last or 0)
 
 
-def remove_batch(transaction: Transaction, workflow: str, below: int, most: int) -> tuple[int, int]:
-    """Remove the oldest ``most`` checkpoints below a sequence: how many, and the last of them."""
-    last = transaction.rows(BATCH_END, (workflow, below, most))[0][0]
-    if last is None:
-        return (0, 0)
-    return (transaction.run(REMOVE, (workflow, last + 1)), last)
+def remove_batch(
+    transaction: Transaction, workflow: str, below: int, most: int, most_bytes: int
+) -> tuple[int, int, int]:
+    """Remove the oldest checkpoints below a sequence: how many, the first and the last of them.
+
+    At most ``most`` of them, and no more than ``most_bytes`` where that is more than one.
+    """
+    oldest = transaction.rows(OLDEST, (workflow, below, most))
+    size, last = 0, 0
+    for sequence, size_bytes in oldest:
+        size += size_bytes
+        if last and size > most_bytes:
+            break
+        last = sequence
+    if not last:
+        return (0, 0, 0)
+    return (transaction.run(REMOVE, (workflow, last + 1)), oldest[0][0], last)
 
 
 def _info(row: Row) -> CheckpointInfo:

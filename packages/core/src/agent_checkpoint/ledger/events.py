@@ -31,21 +31,23 @@ NEXT = "id > ? AND id < ?{filters} ORDER BY id LIMIT ?"
 LAST = "id > ? AND id < ?{filters} ORDER BY id DESC LIMIT ?"
 FILTERS = {"scope": " AND scope = ?", "workflow": " AND workflow = ?", "kind": " AND kind = ?"}
 
+MAX_ID = "SELECT MAX(id) FROM events"
+
 # A cursor's epoch and transaction; then the event's id, in at most so many digits.
 CURSOR = "0-0-"
 START = "start"
 MAX_DIGITS = 18
 
 COUNT_REFUSAL = """
-INSERT INTO refusals (scope, token, action, times, first_at, last_at)
-VALUES (?, ?, ?, 1, ?, ?)
-ON CONFLICT (scope, token, action) DO UPDATE SET times = refusals.times + 1, last_at = excluded.last_at
+INSERT INTO refusals (scope, token, action, reason, times, first_at, last_at)
+VALUES (?, ?, ?, ?, 1, ?, ?)
+ON CONFLICT (scope, token, action, reason) DO UPDATE SET times = refusals.times + 1, last_at = excluded.last_at
 RETURNING times
 """
 
 REFUSALS = """
-SELECT scope, token, action, times, first_at, last_at FROM refusals
-ORDER BY last_at DESC, scope, token, action
+SELECT scope, token, action, reason, times, first_at, last_at FROM refusals
+ORDER BY last_at DESC, scope, token, action, reason
 LIMIT ?
 """
 
@@ -70,22 +72,25 @@ def read(reader: Reader, limit: int, after: str | None, filters: dict[str, str |
     order = (LAST if after is None else NEXT).format(filters="".join(FILTERS[name] for name in chosen))
     start = 0 if after is None else _place(after)
     rows = reader.rows(COLUMNS + order, (start, reader.horizon, *chosen.values(), limit))
+    if not rows and start and start > (reader.rows(MAX_ID)[0][0] or 0):
+        # Else a reader of a store that was replaced would wait in silence for what it missed.
+        invalid("after", "is behind the last event: it is a cursor of another store")
     found = [_event(row) for row in rows]
     return found if after is not None else found[::-1]
 
 
-def count_refusal(transaction: Transaction, scope: str, token: int | None, action: str) -> int:
+def count_refusal(transaction: Transaction, scope: str, token: int | None, action: str, reason: str) -> int:
     """Count a refused write; 1 for the first of its kind."""
     at = transaction.moment.wall_ns
-    counted: int = transaction.rows(COUNT_REFUSAL, (scope, token or 0, action, at, at))[0][0]
+    counted: int = transaction.rows(COUNT_REFUSAL, (scope, token or 0, action, reason, at, at))[0][0]
     return counted
 
 
 def refusals(reader: Reader, most: int) -> list[Refusals]:
     """The counters of refused writes, latest first."""
     return [
-        Refusals(scope, token or None, action, times, utc(first_at), utc(last_at))
-        for scope, token, action, times, first_at, last_at in reader.rows(REFUSALS, (most,))
+        Refusals(scope, token or None, action, reason, times, utc(first_at), utc(last_at))
+        for scope, token, action, reason, times, first_at, last_at in reader.rows(REFUSALS, (most,))
     ]
 
 

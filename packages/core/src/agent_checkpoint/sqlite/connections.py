@@ -54,6 +54,9 @@ class Connection(sqlite3.Connection):
     run: Callable[..., sqlite3.Cursor]
 
 
+_NEVER = object()
+
+
 class _Loan:
     """Who has a connection, or is about to get one."""
 
@@ -61,7 +64,11 @@ class _Loan:
 
     def __init__(self, thread: int) -> None:
         self.thread = thread
-        self.connection: Connection | None = None
+        self.connection: weakref.ref[Connection] | None = None
+
+    def is_out(self) -> bool:
+        """Whether it is still used: an interrupt may have lost it."""
+        return self.connection is None or self.connection() is not None
 
 
 def connect(path: str, synchronous: str, *, create: bool = False) -> Connection:
@@ -104,7 +111,7 @@ class Connections:
         self._synchronous = synchronous
         self._identity: tuple[int, int] | None = None
         self._idle: list[Connection] = []
-        self._lent: dict[_Loan, None] = {}
+        self._lent: dict[_Loan, object] = {}
         self._closed = False
         _pools.add(self)
         weakref.finalize(self, _close_all, self._idle)
@@ -119,23 +126,25 @@ class Connections:
         """
         if self._closed:
             raise InvalidInputError("store: is closed", field="store")
-        loan = self._lend()
+        loan = _Loan(get_ident())
         try:
+            self._note(loan)
             connection, fresh = self._find()
+            loan.connection, connection.loan = weakref.ref(connection), loan
         except BaseException:
-            del self._lent[loan]
+            self._lent.pop(loan, None)
             raise
-        loan.connection, connection.loan = connection, loan
         return connection, fresh
 
     def give_back(self, connection: Connection) -> None:
         """Keep the connection for the next user, unless it is in a state of its own."""
+        if self._lent.pop(connection.loan, _NEVER) is _NEVER:
+            return  # given back before; two users must never have it
         unfit = self._closed or connection.in_transaction or connection.identity != self._identity
         if unfit or len(self._idle) >= KEPT:
             connection.close()
         else:
             self._idle.append(connection)
-        self._lent.pop(connection.loan, None)
 
     def discard(self, connection: Connection) -> None:
         """Close a connection instead of giving it back."""
@@ -157,7 +166,7 @@ class Connections:
     def withdraw(self, deadline: float) -> None:
         """Before a fork: have no connection open, if the other threads allow it until ``deadline``."""
         me = get_ident()
-        while any(loan.thread != me for loan in list(self._lent)) and monotonic() < deadline:
+        while any(loan.thread != me and loan.is_out() for loan in list(self._lent)) and monotonic() < deadline:
             sleep(0.001)
         _close_all(self._idle)
 
@@ -167,24 +176,23 @@ class Connections:
         Closing one would run SQLite's clean-up on locks and shared memory that
         the parent is using; so the file cannot be opened anew here either.
         """
-        if self._lent:
-            for loan in self._lent:
-                leak(loan.connection)
+        out = [loan for loan in self._lent if loan.is_out()]
+        if out:
+            for loan in out:
+                leak(loan.connection() if loan.connection is not None else None)
             with suppress(OSError):
                 file = os.stat(self._path)
                 _poisoned.add((file.st_dev, file.st_ino))
         self._lent.clear()
         self._identity = None
 
-    def _lend(self) -> _Loan:
+    def _note(self, loan: _Loan) -> None:
         """Note a user before it has its connection: either it sees a fork coming, or the fork sees it."""
-        loan = _Loan(get_ident())
         self._lent[loan] = None
         while forks.coming():
             del self._lent[loan]
             forks.wait()
             self._lent[loan] = None
-        return loan
 
     def _find(self) -> tuple[Connection, bool]:
         file = self._stat()

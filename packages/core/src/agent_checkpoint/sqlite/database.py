@@ -51,9 +51,14 @@ class SqliteDatabase(Database):
         filesystem.check(self.name)
         schema.create(self.name, self.busy_seconds)
 
-    def transaction(self, locks: Sequence[str], migrating: bool = False) -> SqliteTransaction:  # noqa: ARG002
+    def transaction(
+        self,
+        locks: Sequence[str],  # noqa: ARG002
+        migrating: bool = False,
+        patience: float | None = None,
+    ) -> SqliteTransaction:
         # SQLite has one write lock for the whole file, so the names are not needed.
-        return SqliteTransaction(self, migrating)
+        return SqliteTransaction(self, migrating, patience)
 
     def read(self) -> SqliteRead:
         return SqliteRead(self)

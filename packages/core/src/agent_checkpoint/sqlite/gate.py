@@ -132,7 +132,7 @@ class Gate:
             ReentrancyError: this thread is inside already.
         """
         me = threading.get_ident()
-        refuse_reentrancy((self._inside,))
+        self.refuse_reentrancy()
         with self._mutex:
             if self._retired:
                 return False
@@ -149,18 +149,22 @@ class Gate:
                 patience -= time.monotonic() - started
             entered = self._lock(patience)
         except BaseException:
-            self.leave()
+            self.leave(me)
             raise
         if not entered:
             self._inside = 0
             self._next_thread()
         return entered
 
-    def leave(self) -> None:
-        """Let the next one in, if this thread is inside: an interrupt may have come at any moment."""
-        if self._inside == threading.get_ident():
-            self._inside = 0
+    def refuse_reentrancy(self) -> None:
+        """Raise ``ReentrancyError`` when this thread is inside."""
+        refuse_reentrancy((self._inside,))
+
+    def leave(self, thread: int | None = None) -> None:
+        """Let the next one in, if ``thread`` (this one) is inside: an interrupt may have come at any moment."""
+        if self._inside == (thread or threading.get_ident()):
             lockf(self.descriptor, LOCK_UN)
+            self._inside = 0
             self._next_thread()
 
     def retire(self) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import suppress
 
-from agent_checkpoint.errors import NotAStoreError, StorageError
+from agent_checkpoint.errors import NotAStoreError, StorageError, StorageUnreachableError
 from agent_checkpoint.sqlite.connections import APPLICATION_ID, Connection, connect, patiently
-from agent_checkpoint.sqlite.translate import translate, translate_os
+from agent_checkpoint.sqlite.translate import is_busy, translate, translate_os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +33,11 @@ def create(path: str, busy_seconds: float) -> None:
     Each step is refused when somebody is in the way, and harmless when it is
     done already: so the whole is tried again until the time is over.
     """
-    _make_folders(os.path.dirname(path))
+    folder = os.path.dirname(path)
+    _make_folders(folder)
     try:
+        if os.path.basename(folder) == ".agent-checkpoint":
+            _ignore_in_git(folder)
         patiently(busy_seconds, lambda: _create(path))
     except sqlite3.Error as error:
         raise translate(error, path) from error
@@ -45,6 +49,7 @@ def _create(path: str) -> None:
     fresh = not os.path.exists(path)
     if not fresh and 0 < os.stat(path).st_size < SMALLEST:
         raise NotAStoreError(f"{path} is not a database", database=path)
+    orphaned = fresh and os.path.exists(path + "-wal")
     connection = connect(path, "FULL", create=True)
     try:
         if fresh:
@@ -59,6 +64,14 @@ def _create(path: str) -> None:
         if mode != "wal":
             raise StorageError(f"{path}: SQLite cannot use a write-ahead log here, the journal mode stays {mode!r}")
         _stamp(connection)
+    except sqlite3.OperationalError as error:
+        if orphaned and not is_busy(error):
+            raise StorageUnreachableError(
+                f"{path}: the write-ahead log of a deleted store is beside it, and some process may still use it",
+                hint="end the processes that used it, remove the files PATH-wal and PATH-shm, then try again",
+                database=path,
+            ) from error
+        raise
     finally:
         connection.close()
 
@@ -104,13 +117,11 @@ def _make_folders(folder: str) -> None:
             continue
         except OSError as error:
             raise translate_os(error, each) from error
-        if os.path.basename(each) == ".agent-checkpoint":
-            _ignore_in_git(each)
         _sync_folder(os.path.dirname(each) or os.curdir)
 
 
 def _ignore_in_git(folder: str) -> None:
-    with open(os.path.join(folder, ".gitignore"), "w", encoding="ascii") as file:
+    with suppress(FileExistsError), open(os.path.join(folder, ".gitignore"), "x", encoding="utf-8") as file:
         file.write("# State, not source.\n*\n")
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ALL_SETTLED = 2**63 - 1
 # Seconds from which on a wait for the gate or the lock was a real one.
 A_WAIT = 0.01
+FIRST_ROW = "SELECT 1 FROM components LIMIT 1"
 
 
 class SqliteRead(Reader):
@@ -40,14 +41,21 @@ class SqliteRead(Reader):
         self._database = database
 
     def __enter__(self) -> SqliteRead:
-        self._connection = self._database.borrow()
+        database = self._database
+        self._connection = database.borrow()
         try:
             self._connection.run("BEGIN")
-        except sqlite3.Error as error:
-            self._database.connections.discard(self._connection)
-            raise translate(error, self._database.name) from error
-        clock = self._database.clock
-        self.moment = Moment(clock.wall_ns(), clock.ticks_ns(), clock.domain, self._database.one_kernel)
+            # The state is fixed before the clock is read: a reader that slept between
+            # the two would take a lease that was extended meanwhile for another boot's.
+            # Only this first row may have to wait, for the recovery after a crash.
+            patiently(database.busy_seconds, lambda: self._connection.run(FIRST_ROW).fetchall())
+            clock = database.clock
+            self.moment = Moment(clock.wall_ns(), clock.ticks_ns(), clock.domain, database.one_kernel)
+        except BaseException as error:
+            database.connections.discard(self._connection)
+            if isinstance(error, sqlite3.Error):
+                raise translate(error, database.name) from error
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
@@ -61,9 +69,8 @@ class SqliteRead(Reader):
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         try:
-            # A reader waits only for the recovery after a crash, before its first row.
-            return patiently(self._database.busy_seconds, lambda: self._connection.run(sql, parameters).fetchall())
-        except sqlite3.Error as error:
+            return self._connection.run(sql, parameters).fetchall()
+        except (sqlite3.Error, OverflowError) as error:
             raise translate(error, self._database.name) from error
 
 
@@ -72,9 +79,11 @@ class SqliteTransaction(Transaction):
 
     horizon = ALL_SETTLED
 
-    def __init__(self, database: SqliteDatabase, migrating: bool) -> None:
+    def __init__(self, database: SqliteDatabase, migrating: bool, patience: float | None) -> None:
         self._database = database
         self._migrating = migrating
+        self._patience = database.busy_seconds / 2 if patience is None else min(patience, database.busy_seconds / 2)
+        self._thread = get_ident()
         self._lent: Connection | None = None
         self._gate: Gate | None = None
         self._generation = forks.generation
@@ -89,22 +98,24 @@ class SqliteTransaction(Transaction):
                 database.connections.give_back(database.borrow(self._migrating))
             gate = database.gate or database.open_gate()
             if gate is not None:
+                gate.refuse_reentrancy()
                 self._gate = gate  # noted before entering: an interrupt may come between the two
-                gate.enter(database.busy_seconds / 2)
+                gate.enter(self._patience)
             self._lent = database.borrow(self._migrating)
             self._begin(self._lent, started)
-            database.writers.add(get_ident())
+            database.writers.add(self._thread)
+            clock = database.clock
+            self.moment = Moment._make((clock.wall_ns(), clock.ticks_ns(), clock.domain, database.one_kernel))
         except BaseException:
             self._leave()
             raise
-        clock = database.clock
-        self.moment = Moment._make((clock.wall_ns(), clock.ticks_ns(), clock.domain, database.one_kernel))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         if forks.generation != self._generation:
             if self._lent is not None:
                 leak(self._lent)
+            self._lent = self._gate = None
             raise ReentrancyError("this process was forked inside a store transaction, which is its parent's to end")
         try:
             if kind is None:
@@ -114,25 +125,30 @@ class SqliteTransaction(Transaction):
         finally:
             self._leave()
 
+    def __del__(self) -> None:
+        # Where an interrupt struck before the end could do its work.
+        if (self._lent is not None or self._gate is not None) and forks.generation == self._generation:
+            self._leave()
+
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         connection = self._open()
         try:
             return connection.run(sql, parameters).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:
             raise translate(error, self._database.name) from error
 
     def run(self, sql: str, parameters: Parameters = ()) -> int:
         connection = self._open()
         try:
             return connection.run(sql, parameters).rowcount
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:
             raise translate(error, self._database.name) from error
 
     def executemany(self, sql: str, parameters: Iterable[Parameters]) -> None:
         connection = self._open()
         try:
             connection.executemany(sql, parameters)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:
             raise translate(error, self._database.name) from error
 
     def script(self, text: str) -> None:
@@ -177,8 +193,9 @@ class SqliteTransaction(Transaction):
 
     def _begin_late(self, connection: Connection, deadline: float) -> None:
         """Somebody went around the gate, or sits on the lock."""
+        left = deadline - monotonic()
         try:
-            patiently(deadline - monotonic(), lambda: connection.run("BEGIN IMMEDIATE"))
+            patiently(left, lambda: connection.run("BEGIN IMMEDIATE"))
         except sqlite3.Error as error:
             raise translate(error, self._database.name, self._database.busy_seconds) from error
 
@@ -191,14 +208,16 @@ class SqliteTransaction(Transaction):
             raise translate_commit(error, self._database.name) from error
 
     def _leave(self) -> None:
-        lent, self._lent = self._lent, None
-        self._database.writers.discard(get_ident())
+        """Give everything back; harmless when it is called again after an interrupt."""
         try:
-            if lent is not None:
-                self._database.connections.give_back(lent)
+            if self._lent is not None:
+                self._database.connections.give_back(self._lent)
+                self._lent = None
         finally:
+            self._database.writers.discard(self._thread)
             if self._gate is not None:
-                self._gate.leave()
+                self._gate.leave(self._thread)
+                self._gate = None
 
 
 def _roll_back(connection: Connection) -> None:

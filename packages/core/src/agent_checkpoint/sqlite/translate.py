@@ -31,7 +31,7 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def translate(error: sqlite3.Error, path: str, waited_seconds: float | None = None) -> StorageError:
+def translate(error: sqlite3.Error | OverflowError, path: str, waited_seconds: float | None = None) -> StorageError:
     """The error to raise instead; its cause is the original."""
     text = str(error)
     if is_busy(error):
@@ -61,7 +61,7 @@ def translate_os(error: OSError, path: str) -> StorageError:
     return kind(f"{path}: {error.strerror}", database=path)
 
 
-def is_busy(error: sqlite3.Error) -> bool:
+def is_busy(error: sqlite3.Error | OverflowError) -> bool:
     """Whether another connection is in the way."""
     return "is locked" in str(error)
 

@@ -67,15 +67,16 @@ BEGIN
     SELECT RAISE(ABORT, 'the audit log is append-only');
 END;
 
--- Refused writes after the first of their (scope, token, action): counted, not
+-- Refused writes after the first of their (scope, token, action, reason): counted, not
 -- logged, so that a stale worker in a loop cannot flood the log. Token 0: the
 -- write presented no fence.
 CREATE TABLE refusals (
     scope    TEXT    NOT NULL,
     token    INTEGER NOT NULL,
     action   TEXT    NOT NULL,
+    reason   TEXT    NOT NULL,
     times    INTEGER NOT NULL,
     first_at INTEGER NOT NULL,
     last_at  INTEGER NOT NULL,
-    PRIMARY KEY (scope, token, action)
+    PRIMARY KEY (scope, token, action, reason)
 ) WITHOUT ROWID;
