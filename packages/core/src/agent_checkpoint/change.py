@@ -110,7 +110,9 @@ class Changes:
                     answers.append(item.decide(change) if veto is None else Refused(veto, item.write))
                     told += _write_down(change, answers[-1], telling)
         except (StorageBusyError, OutcomeUnknownError) as error:
-            return [Outcome(None, error) for _ in asked]
+            # Not again: it may have happened. What was refused, is refused all the same.
+            known = [*answers, *[None] * (len(asked) - len(answers))]
+            return [Outcome(None, _unrecorded(each) if isinstance(each, Refused) else error) for each in known]
         except StorageError:
             return [self._alone(item, veto) for item, veto in asked]
         self._plugins.tell(told)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from agent_checkpoint.mounts import filesystem_of
+from agent_checkpoint.mounts import inside_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _boot() -> str:
             return ""
     except OSError:
         pass  # a kernel before 5.6 has no time namespaces, and macOS has no /proc
-    if filesystem_of(BOOT_ID) != "proc":
+    if inside_of(BOOT_ID) != ("proc", BOOT_ID.removeprefix("/proc")):
         return ""
     try:
         with open(BOOT_ID, encoding="utf-8") as source:

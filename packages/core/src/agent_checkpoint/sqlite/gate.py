@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 TRY = LOCK_EX | LOCK_NB
 TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
+HANDED = -1
 # How often a waiter looks by itself whether the lock is free.
 LOOK_SECONDS = 0.05
 
@@ -119,14 +120,17 @@ class Gate:
     def reset(self) -> None:
         """Forget what the parent process had: a child holds no lock and has no threads."""
         self._mutex = threading.Lock()
-        self._taken = False
         self._queue: deque[threading.Lock] = deque()
+        # The thread that is inside, 0: none, HANDED: the next one, which has not noticed yet.
+        # The only word on it, so that an interrupt finds it in one state or the other.
         self._inside = 0
         self._retired = False
         self._helper: _Helper | None = None
 
     def enter(self, patience: float) -> bool:
         """Take a turn, or False after ``patience`` seconds: go around.
+
+        Whoever is interrupted in here calls ``leave`` as well.
 
         Raises:
             ReentrancyError: this thread is inside already.
@@ -136,43 +140,38 @@ class Gate:
         with self._mutex:
             if self._retired:
                 return False
-            first = not self._taken
-            if first:
-                self._taken = True
+            if self._inside == 0:
                 self._inside = me
         try:
-            if not first:
+            if self._inside != me:
                 started = time.monotonic()
-                if not self._queue_up(patience):
+                if not self._queue_up(me, patience):
                     return False
-                self._inside = me
                 patience -= time.monotonic() - started
-            entered = self._lock(patience)
+            if self._lock(patience):
+                return True
+            self._pass_on()
         except BaseException:
             self.leave(me)
             raise
-        if not entered:
-            self._inside = 0
-            self._next_thread()
-        return entered
+        return False
 
     def refuse_reentrancy(self) -> None:
         """Raise ``ReentrancyError`` when this thread is inside."""
         refuse_reentrancy((self._inside,))
 
     def leave(self, thread: int | None = None) -> None:
-        """Let the next one in, if ``thread`` (this one) is inside: an interrupt may have come at any moment."""
+        """Let the next one in, if ``thread`` (this one) is inside."""
         if self._inside == (thread or threading.get_ident()):
             lockf(self.descriptor, LOCK_UN)
-            self._inside = 0
-            self._next_thread()
+            self._pass_on()
 
     def retire(self) -> bool:
         """Let nobody in any more; False when somebody is inside, or waits in the kernel."""
         if not self._mutex.acquire(blocking=False):
             return False
         try:
-            if self._taken or (self._helper is not None and self._helper.waiting):
+            if self._inside or (self._helper is not None and self._helper.waiting):
                 return False
             self._retired = True
         finally:
@@ -181,23 +180,24 @@ class Gate:
             self._helper.end()
         return True
 
-    def _queue_up(self, patience: float) -> bool:
+    def _queue_up(self, me: int, patience: float) -> bool:
         """Wait until the threads that came before have had their turn."""
         turn = threading.Lock()
         turn.acquire()
         with self._mutex:
-            if not self._taken:
-                self._taken = True
+            if self._inside == 0:
+                self._inside = me
                 return True
             self._queue.append(turn)
         try:
-            if turn.acquire(timeout=max(0.0, patience)):
+            if turn.acquire(timeout=max(0.0, patience)) or not self._step_back(turn):
+                self._inside = me
                 return True
         except BaseException:
-            if not self._step_back(turn):
-                self._next_thread()
+            if not self._step_back(turn) and self._inside != me:
+                self._pass_on()
             raise
-        return not self._step_back(turn)
+        return False
 
     def _step_back(self, turn: threading.Lock) -> bool:
         """Leave the queue; False when the turn was handed over just now."""
@@ -207,12 +207,13 @@ class Gate:
             self._queue.remove(turn)
             return True
 
-    def _next_thread(self) -> None:
+    def _pass_on(self) -> None:
         with self._mutex:
             if self._queue:
+                self._inside = HANDED
                 self._queue.popleft().release()
             else:
-                self._taken = False
+                self._inside = 0
 
     def _lock(self, patience: float) -> bool:
         try:

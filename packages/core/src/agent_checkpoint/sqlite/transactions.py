@@ -79,13 +79,16 @@ class SqliteTransaction(Transaction):
 
     horizon = ALL_SETTLED
 
+    # What an interrupted construction leaves, and the end of it finds.
+    _lent: Connection | None = None
+    _gate: Gate | None = None
+    _generation = -1
+
     def __init__(self, database: SqliteDatabase, migrating: bool, patience: float | None) -> None:
         self._database = database
         self._migrating = migrating
         self._patience = database.busy_seconds / 2 if patience is None else min(patience, database.busy_seconds / 2)
         self._thread = get_ident()
-        self._lent: Connection | None = None
-        self._gate: Gate | None = None
         self._generation = forks.generation
 
     def __enter__(self) -> SqliteTransaction:
