@@ -43,7 +43,7 @@ _pools: weakref.WeakSet[Connections] = weakref.WeakSet()
 
 
 class Connection(sqlite3.Connection):
-    """A connection, which file it is to, the setting it has now, and its one cursor.
+    """A connection, which file it is to, and its one cursor.
 
     Every statement goes through ``run``: a cursor for each would be a tenth of
     the cost of a write. Its rows are fetched before the next statement.
