@@ -11,12 +11,7 @@ from contextlib import suppress
 from threading import get_ident
 from time import monotonic, sleep
 
-from agent_checkpoint.errors import (
-    InvalidInputError,
-    NotAStoreError,
-    NotFoundError,
-    ReentrancyError,
-)
+from agent_checkpoint.errors import InvalidInputError, NotAStoreError, NotFoundError, ReentrancyError
 from agent_checkpoint.sqlite import forks
 from agent_checkpoint.sqlite.translate import is_busy, translate, translate_os
 
@@ -71,8 +66,8 @@ class _Loan:
         return self.connection is None or self.connection() is not None
 
 
-def connect(path: str, synchronous: str, *, create: bool = False) -> Connection:
-    """Open the file; ``create`` makes it when it is missing.
+def connect(path: str, synchronous: str) -> Connection:
+    """Open the file, which must be there.
 
     The busy timeout is set first: everything after it may have to wait. It is
     short, see ``patiently``.
@@ -83,7 +78,7 @@ def connect(path: str, synchronous: str, *, create: bool = False) -> Connection:
         for byte in os.fsencode(path)
     )
     connection = sqlite3.connect(
-        f"file:{name}?mode={'rwc' if create else 'rw'}",
+        f"file:{name}?mode=rw",
         timeout=SLICE_SECONDS,
         isolation_level=None,
         check_same_thread=False,

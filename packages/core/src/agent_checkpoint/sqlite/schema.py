@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 from contextlib import suppress
 
 from agent_checkpoint.errors import NotAStoreError, StorageError, StorageUnreachableError
+from agent_checkpoint.sqlite import forks
 from agent_checkpoint.sqlite.connections import APPLICATION_ID, Connection, connect, patiently
 from agent_checkpoint.sqlite.translate import is_busy, translate, translate_os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_making = threading.Lock()
 
 # Bytes of the smallest SQLite database; what is shorter, SQLite would take for empty.
 SMALLEST = 512
@@ -46,16 +50,12 @@ def create(path: str, busy_seconds: float) -> None:
 
 
 def _create(path: str) -> None:
-    fresh = not os.path.exists(path)
+    fresh = _make_file(path)
     if not fresh and 0 < os.stat(path).st_size < SMALLEST:
         raise NotAStoreError(f"{path} is not a database", database=path)
     orphaned = fresh and os.path.exists(path + "-wal")
-    connection = connect(path, "FULL", create=True)
+    connection = connect(path, "FULL")
     try:
-        if fresh:
-            # Before WAL: -wal and -shm get the modes of the database. By name, never
-            # through a descriptor.
-            os.chmod(path, 0o600)
         if _is_ours(connection, path) and connection.run("PRAGMA journal_mode").fetchone()[0] == "wal":
             return
         # Ignored once WAL is on, so before it; no harm on a store that is there.
@@ -74,6 +74,21 @@ def _create(path: str) -> None:
         raise
     finally:
         connection.close()
+
+
+def _make_file(path: str) -> bool:
+    """Make the empty file, for its owner only from its first moment on; False when there is one.
+
+    The one place where a database file is opened and closed beside SQLite: what
+    is made here nobody can have had open, and no other thread gets at it before
+    it is closed.
+    """
+    with _making:
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            return False
+        return True
 
 
 def _stamp(connection: Connection) -> None:
@@ -144,3 +159,11 @@ def statements(script: str) -> Iterator[str]:
             pending = ""
     if pending.strip():
         yield pending
+
+
+def _forget_makers() -> None:
+    global _making
+    _making = threading.Lock()
+
+
+forks.at_fork(in_child=_forget_makers)
