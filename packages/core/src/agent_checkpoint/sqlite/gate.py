@@ -150,6 +150,8 @@ class Gate:
                 patience -= time.monotonic() - started
             if self._lock(patience):
                 return True
+            # The helper may have got it just now, and left it to whoever is inside.
+            lockf(self.descriptor, LOCK_UN)
             self._pass_on()
         except BaseException:
             self.leave(me)
@@ -236,8 +238,9 @@ class Gate:
 
     def give_back_unwanted(self) -> None:
         """The helper got the lock when nobody wanted it any more; a thread may have it by now."""
-        if not self._inside:
-            lockf(self.descriptor, LOCK_UN)
+        with self._mutex:
+            if not self._inside:
+                lockf(self.descriptor, LOCK_UN)
 
 
 class _Helper:
