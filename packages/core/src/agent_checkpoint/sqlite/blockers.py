@@ -10,26 +10,36 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# The byte of the -shm file that SQLite locks for the writer (WAL_WRITE_LOCK).
-WAL_WRITE_LOCK = 120
+# What keeps a writer out: (name, suffix of the file, the bytes that are locked for
+# writing). By SQLite's source: the writer's byte of the shared memory; the bytes of
+# the database that whoever makes, converts or lastly closes it locks; the bytes of
+# the checkpointer, of recovery and of the first to open the shared memory.
+LOCKS = (
+    ("write", "-shm", 120, 120),
+    ("file", "", 0x40000000, 0x400001FF),
+    ("log", "-shm", 121, 128),
+    ("gate", "-gate", 0, 0),
+)
 
 
 def blocker(database: str) -> dict[str, Any] | None:
-    """The process that holds the write lock, else the gate: {lock, pid, command, stopped}."""
-    for lock, path, byte in (("write", database + "-shm", WAL_WRITE_LOCK), ("gate", database + "-gate", 0)):
+    """The process in a writer's way, a stopped one before others: {lock, pid, command, stopped}."""
+    found = []
+    for lock, suffix, first, last in LOCKS:
         try:
-            file = os.stat(path)
+            file = os.stat(database + suffix)
         except OSError:
             continue
-        pid = holder((file.st_dev, file.st_ino), byte)
+        pid = holder((file.st_dev, file.st_ino), first, last)
         # Whoever asks may hold the gate itself: that is not what it waits for.
         if pid is not None and not (lock == "gate" and pid == os.getpid()):
-            return {"lock": lock, **describe(pid)}
-    return None
+            found.append({"lock": lock, **describe(pid)})
+    return next((each for each in found if each["stopped"]), found[0] if found else None)
 
 
-def holder(identity: tuple[int, int], byte: int) -> int | None:
-    """Who holds an exclusive POSIX lock on a byte of the file with this (device, inode)."""
+def holder(identity: tuple[int, int], first: int, last: int | None = None) -> int | None:
+    """Who holds an exclusive POSIX lock on bytes of the file with this (device, inode)."""
+    last = first if last is None else last
     try:
         with open("/proc/locks", encoding="utf-8") as table:
             lines = table.readlines()
@@ -42,7 +52,7 @@ def holder(identity: tuple[int, int], byte: int) -> int | None:
             continue
         major, minor, inode = fields[5].split(":")
         same = (os.makedev(int(major, 16), int(minor, 16)), int(inode)) == identity
-        if same and int(fields[6]) <= byte and (fields[7] == "EOF" or byte <= int(fields[7])):
+        if same and int(fields[6]) <= last and (fields[7] == "EOF" or first <= int(fields[7])):
             pid = int(fields[4])
             # 0 and -1: the holder is in a pid namespace that we cannot see.
             return pid if pid > 0 else None

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 TRY = LOCK_EX | LOCK_NB
 TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 HANDED = -1
-# How often a waiter looks by itself whether the lock is free.
-LOOK_SECONDS = 0.05
+# How long a writer waits for a lock of which nobody says who has it.
+GLANCE_SECONDS = 0.05
 
 _gates: dict[tuple[int, int], Gate] = {}
 _opening = threading.Lock()
@@ -150,8 +150,6 @@ class Gate:
                 patience -= time.monotonic() - started
             if self._lock(patience):
                 return True
-            # The helper may have got it just now, and left it to whoever is inside.
-            lockf(self.descriptor, LOCK_UN)
             self._pass_on()
         except BaseException:
             self.leave(me)
@@ -218,36 +216,33 @@ class Gate:
                 self._inside = 0
 
     def _lock(self, patience: float) -> bool:
+        helper = self._helper
+        if helper is not None and helper.waiting:
+            # This process has gone around before. No try of our own here: the lock is
+            # the process's, so it would succeed on what the helper is about to let go.
+            pid = holder(self.key, 0)
+            if pid is None:  # free just now, or held where we cannot see it
+                patience = min(patience, GLANCE_SECONDS)
+            elif describe(pid)["stopped"] is not False:
+                # Waiting again for a frozen process would cost every write its patience.
+                return False
+            return helper.take(patience)
         try:
             lockf(self.descriptor, TRY)
             return True
         except OSError as error:
             if error.errno not in TAKEN:
                 return False
-        if self._helper is None:
-            self._helper = _Helper(self)
-        # Where it waits still, this process has gone around before. While a frozen
-        # process sits on the gate, waiting again would cost every write its patience.
-        if self._helper.waiting and self._sitter_is_frozen():
-            return False
-        return self._helper.take(patience)
-
-    def _sitter_is_frozen(self) -> bool:
-        pid = holder(self.key, 0)
-        return pid is None or describe(pid)["stopped"] is not False
-
-    def give_back_unwanted(self) -> None:
-        """The helper got the lock when nobody wanted it any more; a thread may have it by now."""
-        with self._mutex:
-            if not self._inside:
-                lockf(self.descriptor, LOCK_UN)
+        if helper is None:
+            helper = self._helper = _Helper(self.descriptor)
+        return helper.take(patience)
 
 
 class _Helper:
     """A thread that blocks on the lock in place of a writer, who can then stop waiting."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
         # Used as signals: taken from the start, released once for each question and answer.
         self._asked = threading.Lock()
         self._asked.acquire()
@@ -266,16 +261,9 @@ class _Helper:
             if not self.waiting:
                 self.waiting = True
                 self._asked.release()
-        deadline = time.monotonic() + patience
         try:
-            while (left := deadline - time.monotonic()) > 0:
-                if self._answer.acquire(timeout=min(left, LOOK_SECONDS)):
-                    return True
-                # The kernel wakes the waiters one after the other: a frozen one keeps
-                # those behind it asleep although the lock is free.
-                if self._is_free():
-                    self._give_up()
-                    return True
+            if self._answer.acquire(timeout=max(0.0, patience)):
+                return True
         except BaseException:
             self._give_up()  # if it came just now, whoever entered the gate leaves it
             raise
@@ -286,13 +274,6 @@ class _Helper:
         with self._state:
             self._wanted = False
             return self._answer.acquire(blocking=False)
-
-    def _is_free(self) -> bool:
-        try:
-            lockf(self._gate.descriptor, TRY)
-        except OSError:
-            return False
-        return True
 
     def end(self) -> None:
         """Let the thread end; nobody waits."""
@@ -307,13 +288,13 @@ class _Helper:
                 if self._wanted:
                     self._answer.release()
                 else:
-                    self._gate.give_back_unwanted()
+                    lockf(self._descriptor, LOCK_UN)
                 self.waiting = False
 
     def _block(self) -> None:
         while True:
             try:
-                lockf(self._gate.descriptor, LOCK_EX)
+                lockf(self._descriptor, LOCK_EX)
                 return
             except OSError as error:
                 # The kernel looks for cycles between processes, not lock owners: two
