@@ -171,7 +171,7 @@ def test_migrations_run_once_in_order_and_are_on_record(store: StateStore, tmp_p
 
 
 def test_a_migration_that_fails_changes_nothing(store: StateStore, tmp_path: Path) -> None:
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError, match="nowhere"):
         store.migrate("notes", migrations(tmp_path, "CREATE TABLE notes (text TEXT); INSERT INTO nowhere VALUES (1);"))
     assert store.migrate("notes", migrations(tmp_path, "CREATE TABLE notes (text TEXT);")) == 0
 

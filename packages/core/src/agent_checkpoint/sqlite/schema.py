@@ -152,13 +152,15 @@ def _sync_folder(folder: str) -> None:
 def statements(script: str) -> Iterator[str]:
     """The statements of a script, one by one: ``executescript`` would commit first."""
     pending = ""
-    for line in script.splitlines(keepends=True):
-        pending += line
+    *parts, rest = script.split(";")
+    for part in parts:
+        pending += part + ";"
+        # A semicolon within a string, a comment or a trigger ends nothing.
         if sqlite3.complete_statement(pending):
             yield pending
             pending = ""
-    if pending.strip():
-        yield pending
+    if (pending + rest).strip():
+        yield pending + rest
 
 
 def _forget_makers() -> None:
