@@ -291,5 +291,5 @@ def test_a_lease_is_a_value(store: StateStore) -> None:
     assert isinstance(lease, Lease)
     assert set(lease.asdict()) == {
         *("scope", "slot", "owner", "token", "state", "ttl_seconds", "acquired_at", "heartbeat_at"),
-        *("expires_at", "remaining_seconds", "metadata"),
+        *("expires_at", "remaining_seconds", "metadata", "process", "owner_alive"),
     }

@@ -28,7 +28,11 @@ def test_it_has_the_same_methods_with_the_same_arguments() -> None:
     sync, awaited = public(StateStore), public(AsyncStateStore)
     assert awaited.keys() == sync.keys() - ONLY_SYNC
     for name, signature in awaited.items():
-        assert str(signature) == str(sync[name]).replace("payload.MAX_BYTES", "16777216"), name
+        expected = str(sync[name]).replace("payload.MAX_BYTES", "16777216")
+        if name == "hold":  # a block is entered, not awaited
+            assert str(signature) == expected.replace("Hold", "AsyncHold").replace("HeldLease", "AsyncHeldLease")
+            continue
+        assert str(signature) == expected, name
         assert name == "__init__" or inspect.iscoroutinefunction(getattr(AsyncStateStore, name))
 
 

@@ -4,66 +4,18 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from agent_checkpoint import StateStore
-from agent_checkpoint.cli import main
 
-WATCHDOG_SECONDS = 60
+from .conftest import COMMAND, WATCHDOG_SECONDS, Cli, kinds
+
 CHECKPOINT_FIELDS = {"workflow", "sequence", "data", "saved_at", "scope", "owner", "token"}
-
-
-class Answer(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    def value(self) -> Any:
-        """The JSON value on stdout of a command that did it."""
-        assert (self.status, self.err) == (0, "")
-        return json.loads(self.out)
-
-    def error(self) -> dict[str, Any]:
-        """The one JSON error on stderr of a command that did not."""
-        assert self.out == ""
-        (name,) = whole = json.loads(self.err)
-        assert name == "error"
-        return dict(whole[name])
-
-
-Cli = Callable[..., Answer]
-
-
-@pytest.fixture
-def cli(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """The command in this process, on a fresh store."""
-    for name in [name for name in os.environ if name.startswith("AGENT_CHECKPOINT_")]:
-        monkeypatch.delenv(name)
-
-    def run(*arguments: object) -> Answer:
-        status = main(["--db", str(path), *map(str, arguments)])
-        return Answer(status, *capsys.readouterr())
-
-    run("init")
-    return run
-
-
-def acquire(cli: Cli, scope: str, owner: str, *options: object) -> tuple[str, ...]:
-    """A granted lease, as the options that present it."""
-    lease = cli("lease", "acquire", scope, "--owner", owner, *options).value()
-    return "--owner", owner, "--token", str(lease["token"])
-
-
-def kinds(cli: Cli) -> list[str]:
-    return [event["kind"] for event in cli("events").value()]
-
 
 VALUES = {
     "null": "null",
@@ -122,9 +74,9 @@ def test_data_may_come_from_stdin(cli: Cli, path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'"in this process"')))
     assert cli("checkpoint", "put", "w", "--data", "-").value()["data"] == "in this process"
 
-    words = ("-m", "agent_checkpoint", "--db", str(path), "checkpoint", "put", "w", "--data", "-", "--field", "data")
+    words = ("--db", str(path), "checkpoint", "put", "w", "--data", "-", "--field", "data")
     done = subprocess.run(
-        [sys.executable, *words], input='"é"'.encode(), capture_output=True, timeout=WATCHDOG_SECONDS, check=False
+        [*COMMAND, *words], input='"é"'.encode(), capture_output=True, timeout=WATCHDOG_SECONDS, check=False
     )
     assert (done.returncode, done.stdout.decode(), done.stderr) == (0, "é\n", b"")
 

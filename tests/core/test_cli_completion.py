@@ -11,7 +11,8 @@ import pytest
 
 from agent_checkpoint.cli import main, run
 
-WATCHDOG_SECONDS = 60
+from .conftest import WATCHDOG_SECONDS
+
 # What readline does at a tab: put the line into COMP_WORDS and call the function.
 ASK_BASH = r"""
 eval "$1"

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,8 +15,7 @@ import pytest
 
 from agent_checkpoint import StateStore
 
-WATCHDOG_SECONDS = 60
-COMMAND = (sys.executable, "-m", "agent_checkpoint")
+from .conftest import CLEAN, COMMAND, WATCHDOG_SECONDS
 
 
 class Played(NamedTuple):
@@ -35,10 +33,9 @@ def playing(temporary: Path, *arguments: object) -> Iterator[subprocess.Popen[st
     temporary.mkdir()
     # The store of somebody who tries the demo must not be touched by it.
     bystander = temporary.parent / f"{temporary.name}.db"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("AGENT_CHECKPOINT_")}
     with subprocess.Popen(
         [*COMMAND, "demo", *map(str, arguments)],
-        env={**environment, "TMPDIR": str(temporary), "AGENT_CHECKPOINT_DB": str(bystander)},
+        env={**CLEAN, "TMPDIR": str(temporary), "AGENT_CHECKPOINT_DB": str(bystander)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -2,82 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
-from agent_checkpoint import StateStore
-
-WATCHDOG_SECONDS = 60
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("AGENT_CHECKPOINT_")}
-COMMAND = (sys.executable, "-m", "agent_checkpoint")
-FENCE = ("--owner", "worker-a", "--token", "1")
-
-# Commands in a form that a good store takes.
-WORDS = {
-    "init": (),
-    "lease acquire": ("new", "--owner", "worker-b"),
-    "lease heartbeat": ("release", *FENCE),
-    "lease release": ("release", *FENCE),
-    "lease show": ("release",),
-    "checkpoint put": ("deploy-v2", "--data", "1", "--lease-scope", "release", *FENCE),
-    "status": (),
-}
-
-
-class Answer(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    def value(self) -> Any:
-        """The JSON value on stdout of a command that did it."""
-        assert (self.status, self.err) == (0, "")
-        return json.loads(self.out)
-
-    def error(self) -> dict[str, Any]:
-        """The one JSON error on stderr of a command that did not."""
-        assert self.out == ""
-        (name,) = whole = json.loads(self.err)
-        assert name == "error"
-        return dict(whole[name])
-
-
-def fill(path: Path, checkpoints: int = 2) -> None:
-    with StateStore(path, synchronous="normal") as store:
-        store.initialize()
-        lease = store.acquire("release", "worker-a", ttl_seconds=3600)
-        for number in range(checkpoints):
-            store.put_checkpoint("deploy-v2", {"number": number, "text": "x" * 500}, lease=lease)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The file of a store with a live lease and two protected checkpoints."""
-    path = tmp_path_factory.mktemp("small") / "agents.db"
-    fill(path)
-    return path.read_bytes()
-
-
-@pytest.fixture
-def filled(path: Path, small: bytes) -> Path:
-    """A store with a live lease and two protected checkpoints."""
-    path.write_bytes(small)
-    path.chmod(0o600)
-    return path
-
-
-def contents(folder: Path) -> dict[str, bytes | None]:
-    """Everything below a folder; None for what is no file."""
-    return {str(each.relative_to(folder)): each.read_bytes() if each.is_file() else None for each in folder.rglob("*")}
-
+from .conftest import COMMAND, WORDS, Answer, contents, process
 
 # Without permission to write
 
@@ -94,19 +27,6 @@ def without_override(*command: object) -> list[str]:
 needs_setpriv = pytest.mark.skipif(
     os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root, and no setpriv to be bound by modes"
 )
-
-
-def process(*command: object) -> Answer:
-    done = subprocess.run(
-        [str(word) for word in command],
-        env=CLEAN,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_SECONDS,
-        check=False,
-    )
-    return Answer(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture

@@ -8,49 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from agent_checkpoint import StateStore
-from agent_checkpoint.cli import main
 
-WATCHDOG_SECONDS = 60
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("AGENT_CHECKPOINT_")}
-
-
-class Answer(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    def value(self) -> Any:
-        """The JSON value on stdout of a command that did it."""
-        assert (self.status, self.err) == (0, "")
-        return json.loads(self.out)
-
-    def error(self) -> dict[str, Any]:
-        """The one JSON error on stderr of a command that did not."""
-        assert self.out == ""
-        (name,) = whole = json.loads(self.err)
-        assert name == "error"
-        return dict(whole[name])
-
-
-Cli = Callable[..., Answer]
+from .conftest import CLEAN, WATCHDOG_SECONDS, Answer, Cli
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+def cli(bare_cli: Cli) -> Cli:
     """The command in this process, in an environment that carries nothing yet."""
-    for name in set(os.environ) - set(CLEAN):
-        monkeypatch.delenv(name)
-
-    def run(*arguments: str) -> Answer:
-        status = main(list(arguments))
-        return Answer(status, *capsys.readouterr())
-
-    return run
+    return bare_cli
 
 
 @pytest.fixture

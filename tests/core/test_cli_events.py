@@ -2,69 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sqlite3
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import pytest
+from .conftest import LEASE_FIELDS, Cli, acquire, expire, kinds
 
-from agent_checkpoint.cli import main
-
-LEASE_FIELDS = {
-    *("scope", "slot", "owner", "token", "state", "ttl_seconds", "acquired_at", "heartbeat_at", "expires_at"),
-    *("remaining_seconds", "metadata"),
-}
 EVENT_FIELDS = {"cursor", "id", "at", "kind", "scope", "owner", "token", "workflow", "sequence", "detail"}
-
-
-class Answer(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    def value(self) -> Any:
-        """The JSON value on stdout of a command that did it."""
-        assert (self.status, self.err) == (0, "")
-        return json.loads(self.out)
-
-
-Cli = Callable[..., Answer]
-
-
-@pytest.fixture
-def cli(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """The command in this process, on a fresh store."""
-    for name in [name for name in os.environ if name.startswith("AGENT_CHECKPOINT_")]:
-        monkeypatch.delenv(name)
-
-    def run(*arguments: object) -> Answer:
-        status = main(["--db", str(path), *map(str, arguments)])
-        return Answer(status, *capsys.readouterr())
-
-    run("init")
-    return run
-
-
-def acquire(cli: Cli, scope: str, owner: str, *options: object) -> tuple[str, ...]:
-    """A granted lease, as the options that present it."""
-    lease = cli("lease", "acquire", scope, "--owner", owner, *options).value()
-    return "--owner", owner, "--token", str(lease["token"])
-
-
-def expire(path: Path, scope: str) -> None:
-    """Let a lease run out: its last heartbeat was a day before the clock's zero and the epoch."""
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(
-            "UPDATE leases SET beat_ticks = beat_ticks - ttl_ns, expires_at = 0 WHERE scope = ?", (scope,)
-        )
-
-
-def kinds(cli: Cli) -> list[str]:
-    return [event["kind"] for event in cli("events").value()]
 
 
 def test_an_event_has_exactly_the_fields_of_an_event(cli: Cli) -> None:
@@ -157,7 +99,7 @@ def test_status_as_json_has_leases_checkpoints_and_refusals(cli: Cli, path: Path
 
     value = cli("status", "--format", "json").value()
 
-    assert value.keys() == {"database", "at", "leases", "checkpoints", "refusals"}
+    assert value.keys() == {"database", "at", "leases", "queues", "checkpoints", "refusals"}
     assert value["database"] == str(path)
     assert [lease.keys() for lease in value["leases"]] == [LEASE_FIELDS]
     assert [(each["workflow"], each["size_bytes"]) for each in value["checkpoints"]] == [("w", 1)]

@@ -2,55 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
 from agent_checkpoint import StateStore, __version__
-from agent_checkpoint.cli import main, run
+from agent_checkpoint.cli import run
 
-WATCHDOG_SECONDS = 60
-
-
-class Answer(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    def value(self) -> Any:
-        """The JSON value on stdout of a command that did it."""
-        assert (self.status, self.err) == (0, "")
-        return json.loads(self.out)
-
-    def error(self) -> dict[str, Any]:
-        """The one JSON error on stderr of a command that did not."""
-        assert self.out == ""
-        (name,) = whole = json.loads(self.err)
-        assert name == "error"
-        return dict(whole[name])
-
-
-Cli = Callable[..., Answer]
+from .conftest import COMMAND, Answer, Cli, process
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+def cli(bare_cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
     """The command in this process, in an empty folder."""
-    for name in [name for name in os.environ if name.startswith("AGENT_CHECKPOINT_")]:
-        monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Answer:
-        status = main(list(arguments))
-        return Answer(status, *capsys.readouterr())
-
-    return run
+    return bare_cli
 
 
 @pytest.fixture
@@ -227,21 +194,14 @@ def test_an_unknown_command_is_told_which_there_are(cli: Cli) -> None:
     assert cli("lease", "frobnicate").error()["known"] == [name for name in run.COMMANDS if name.startswith("lease ")]
 
 
-def process(*command: str) -> Answer:
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WATCHDOG_SECONDS, check=False
-    )
-    return Answer(done.returncode, done.stdout, done.stderr)
-
-
 def test_the_installed_command_and_the_module_are_the_same(db: str) -> None:
     installed = Path(sys.executable).with_name("agent-checkpoint")
     words = ("--db", db, "lease", "show", "release", "--field", "owner")
 
-    assert process(sys.executable, "-m", "agent_checkpoint", *words) == (0, "worker-a\n", "")
-    assert process(str(installed), *words) == (0, "worker-a\n", "")
+    assert process(*COMMAND, *words) == (0, "worker-a\n", "")
+    assert process(installed, *words) == (0, "worker-a\n", "")
 
 
 def test_a_process_answers_mistakes_alike() -> None:
     for arguments in (("frobnicate",), ("lease", "acquire", "s"), ("init", "--frobnicate"), ()):
-        assert_usage_error(process(sys.executable, "-m", "agent_checkpoint", *arguments))
+        assert_usage_error(process(*COMMAND, *arguments))

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-WATCHDOG_SECONDS = 60
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("AGENT_CHECKPOINT_")}
+from .conftest import COMMAND, Answer, process
+
 STORE = ".state/agents.db"
-
-
-class Answer(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    def value(self) -> Any:
-        """The JSON value on stdout of a command that did it."""
-        assert (self.status, self.err) == (0, "")
-        return json.loads(self.out)
-
-    def error(self) -> dict[str, Any]:
-        """The one JSON error on stderr of a command that did not."""
-        assert self.out == ""
-        (name,) = whole = json.loads(self.err)
-        assert name == "error"
-        return dict(whole[name])
 
 
 class Story(dict[str, Answer]):
@@ -41,18 +19,7 @@ class Story(dict[str, Answer]):
         self.folder = folder
 
     def play(self, name: str, line: str) -> None:
-        command = [sys.executable, "-m", "agent_checkpoint", "--db", STORE, *line.split()]
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=WATCHDOG_SECONDS,
-            check=False,
-        )
-        self[name] = Answer(done.returncode, done.stdout, done.stderr)
+        self[name] = process(*COMMAND, "--db", STORE, *line.split(), cwd=self.folder)
 
 
 @pytest.fixture(scope="module")

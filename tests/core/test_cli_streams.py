@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent_checkpoint import StateStore
 
-WATCHDOG_SECONDS = 60
-# A shell without our variables, and with buffers as a shell's user has them.
-ENVIRONMENT = {
-    name: value
-    for name, value in os.environ.items()
-    if not name.startswith("AGENT_CHECKPOINT_") and name != "PYTHONUNBUFFERED"
-}
-COMMAND = (sys.executable, "-m", "agent_checkpoint")
+from .conftest import CLEAN, COMMAND, WATCHDOG_SECONDS, needs_proc_locks, the_error
 
+# A shell without our variables, and with buffers as a shell's user has them.
+ENVIRONMENT = {name: value for name, value in CLEAN.items() if name != "PYTHONUNBUFFERED"}
 needs_dev_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-needs_proc_locks = pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="this system has no /proc/locks")
 
 
 @pytest.fixture
@@ -73,13 +64,6 @@ def unread(*arguments: object) -> subprocess.CompletedProcess[str]:
         )
     finally:
         os.close(writer)
-
-
-def the_error(stderr: str) -> dict[str, Any]:
-    """The one JSON error that is all of stderr."""
-    (name,) = whole = json.loads(stderr)
-    assert name == "error"
-    return dict(whole[name])
 
 
 def scopes(db: Path) -> list[str]:

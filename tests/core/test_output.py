@@ -3,49 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
-from agent_checkpoint.cli import main
-
-
-class Answer(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    def value(self) -> Any:
-        """The JSON value on stdout of a command that did it."""
-        assert (self.status, self.err) == (0, "")
-        return json.loads(self.out)
-
-    def error(self) -> dict[str, Any]:
-        """The one JSON error on stderr of a command that did not."""
-        assert self.out == ""
-        (name,) = whole = json.loads(self.err)
-        assert name == "error"
-        return dict(whole[name])
-
-
-Cli = Callable[..., Answer]
-
-
-@pytest.fixture
-def cli(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """The command in this process, on a fresh store."""
-    for name in [name for name in os.environ if name.startswith("AGENT_CHECKPOINT_")]:
-        monkeypatch.delenv(name)
-
-    def run(*arguments: str) -> Answer:
-        status = main(["--db", str(path), *arguments])
-        return Answer(status, *capsys.readouterr())
-
-    run("init")
-    return run
+from .conftest import Cli
 
 
 @pytest.fixture

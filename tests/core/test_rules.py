@@ -60,12 +60,12 @@ def test_a_wall_clock_that_stepped_back_cannot_block_for_longer_than_one_ttl() -
     lease, moment = row(domain=""), now(wall=-3600)
     assert left(lease, moment) == (30.0, "ttl", True)
 
-    decision = grant.acquire(lease, grant.Ask("s", "b", NS, "{}", False), moment)
+    decision = grant.acquire(grant.Standing([lease]), grant.Ask("s", "b", NS, "{}", False), moment)
 
     assert isinstance(decision, Refused)
-    assert decision.row is not None
-    assert left(decision.row, moment) == (30.0, "ttl", False)
-    assert left(decision.row, now(wall=-3570)) == (0.0, "ttl", False)
+    (clamped,) = decision.rows
+    assert left(clamped, moment) == (30.0, "ttl", False)
+    assert left(clamped, now(wall=-3570)) == (0.0, "ttl", False)
     assert [event.kind for event in decision.events] == ["lease.clamped"]
 
 
@@ -97,7 +97,7 @@ def test_a_ttl_is_rounded_up_to_a_whole_nanosecond(seconds: float) -> None:
 def test_a_grant_takes_the_next_token_whatever_ended_the_last_one() -> None:
     ask = grant.Ask("s", "b", NS, "{}", False)
     for state in ("released", "force-released", "expired"):
-        decision = grant.acquire(row(state=state, token=41), ask, now())
+        decision = grant.acquire(grant.Standing([row(state=state, token=41)]), ask, now())
         assert isinstance(decision, Granted)
         assert decision.row.token == 42
         assert [event.kind for event in decision.events] == ["lease.acquired"]
@@ -105,19 +105,21 @@ def test_a_grant_takes_the_next_token_whatever_ended_the_last_one() -> None:
 
 def test_a_scope_that_used_up_its_tokens_says_so() -> None:
     with pytest.raises(ValueError, match="used up"):
-        grant.acquire(row(state="released", token=2**63 - 1), grant.Ask("s", "b", NS, "{}", False), now())
+        grant.acquire(
+            grant.Standing([row(state="released", token=2**63 - 1)]), grant.Ask("s", "b", NS, "{}", False), now()
+        )
 
 
 def test_a_swept_lease_is_expired_and_a_forced_one_released() -> None:
     for state, reason in (("expired", "expired"), ("force-released", "released"), ("released", "released")):
-        found = fence.live(row(state=state), Fence("s", "a", 1), now())
+        found = fence.live([row(state=state)], Fence("s", "a", 1), now())
         assert not isinstance(found, LeaseRow)
         assert found.reason == reason
 
 
 def test_the_end_that_people_see_follows_the_clock_that_decides() -> None:
     lease = row()
-    assert present.lease(lease, now(ticks=10, wall=10.2)).expires_at == present.settled(lease).expires_at
-    stepped = present.lease(lease, now(ticks=10, wall=3610))
+    assert present.lease(lease, now(ticks=10, wall=10.2), {}).expires_at == present.settled(lease).expires_at
+    stepped = present.lease(lease, now(ticks=10, wall=3610), {})
     assert (stepped.expires_at - present.settled(lease).expires_at).total_seconds() == 3600
     assert stepped.remaining_seconds == 20.0

@@ -5,18 +5,21 @@ from __future__ import annotations
 import sqlite3
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from agent_checkpoint import (
     InvalidInputError,
+    LeaseHeldError,
     NewerSchemaError,
     NotAStoreError,
     NotFoundError,
     SchemaVersionError,
     StateStore,
 )
+from agent_checkpoint.sqlite import schema
 from agent_checkpoint.sqlite.health import has_wal_reset_bug
 
 
@@ -121,7 +124,7 @@ def test_a_newer_schema_is_refused_untouched(path: Path) -> None:
     for call in (StateStore(path).initialize, lambda: StateStore(path).acquire("s", "w", 30), StateStore(path).status):
         with pytest.raises(NewerSchemaError) as newer:
             call()
-        assert (newer.value.found, newer.value.supported, newer.value.component) == (99, 1, "core")
+        assert (newer.value.found, newer.value.supported, newer.value.component) == (99, 2, "core")
     assert path.read_bytes() == before
 
 
@@ -132,6 +135,44 @@ def test_an_older_schema_says_what_to_run(path: Path) -> None:
         StateStore(path).acquire("s", "w", 30)
     assert "init" in older.value.hint
     assert not isinstance(older.value, NewerSchemaError)
+
+
+def store_of_version_1(path: Path) -> None:
+    """As the first release left it: with one lease that was released, and one that is live."""
+    schema.create(str(path), 1.0)
+    first = Path(schema.__file__).with_name("migrations") / "0001_core.sql"
+    raw = sqlite3.connect(path)
+    for statement in schema.statements(first.read_text()):
+        raw.execute(statement)
+    raw.execute("INSERT INTO components VALUES ('core', 1, '0.1.0', 1)")
+    for scope, token, state in (("release", 7, "released"), ("deploy", 3, "live")):
+        far = time.time_ns() + 600 * 10**9
+        row = (scope, 0, "worker-a", token, state, 600 * 10**9, 1, 1, far, "", 0, '{"a": 1}')
+        raw.execute(f"INSERT INTO leases VALUES ({', '.join('?' * len(row))})", row)
+    raw.commit()
+    raw.close()
+
+
+def test_a_store_of_the_first_version_waits_for_init_and_keeps_its_tokens(path: Path) -> None:
+    store_of_version_1(path)
+    with StateStore(path) as store:
+        with pytest.raises(SchemaVersionError, match="version 1 of the core tables"):
+            store.acquire("release", "worker-b")
+
+        assert store.initialize() is False
+
+        assert store.acquire("release", "worker-b").token == 8
+        kept = store.get_lease("deploy")
+        assert kept is not None
+        assert (kept.token, kept.metadata, kept.process, kept.owner_alive) == (3, {"a": 1}, None, None)
+        with pytest.raises(LeaseHeldError):
+            store.acquire("deploy", "worker-b")
+        migrated = store.events()[0]
+        assert (migrated.kind, migrated.detail["from_version"], migrated.detail["to_version"]) == (
+            "store.migrated",
+            1,
+            2,
+        )
 
 
 @pytest.mark.parametrize("database", ["", "a\0b", 7, None, b"bytes.db", ":memory:", "oracle://host/db"])

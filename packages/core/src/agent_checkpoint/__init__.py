@@ -32,6 +32,7 @@ from agent_checkpoint.errors import (
     StorageReadOnlyError,
     StorageUnreachableError,
     UnsupportedFilesystemError,
+    WaitTimeoutError,
 )
 from agent_checkpoint.fenced import FencedWrite, Part
 from agent_checkpoint.records import (
@@ -41,9 +42,11 @@ from agent_checkpoint.records import (
     Event,
     Fence,
     Lease,
+    Limit,
     Pruned,
     Refusals,
     Status,
+    Waiting,
     Write,
 )
 from agent_checkpoint.store import StateStore
@@ -51,6 +54,7 @@ from agent_checkpoint.version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from agent_checkpoint.holding import HeldLease
     from agent_checkpoint.hookspecs import hookimpl
 
 __all__ = [
@@ -63,9 +67,11 @@ __all__ = [
     "FenceRefusedError",
     "FencedWrite",
     "ForeignStoreError",
+    "HeldLease",
     "InvalidInputError",
     "Lease",
     "LeaseHeldError",
+    "Limit",
     "NewerSchemaError",
     "NotAStoreError",
     "NotFoundError",
@@ -87,6 +93,8 @@ __all__ = [
     "StorageReadOnlyError",
     "StorageUnreachableError",
     "UnsupportedFilesystemError",
+    "WaitTimeoutError",
+    "Waiting",
     "Write",
     "__version__",
     "hookimpl",
@@ -99,4 +107,9 @@ def __getattr__(name: str) -> object:
         from agent_checkpoint.hookspecs import hookimpl
 
         return hookimpl
+    # Threads are loaded only where a lease is held.
+    if name == "HeldLease":
+        from agent_checkpoint.holding import HeldLease
+
+        return HeldLease
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,12 +9,13 @@ back what it was granted.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 
-from agent_checkpoint.errors import AgentCheckpointError, InvalidInputError
+from agent_checkpoint import aholding, leases, names, waiting
+from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.store import StateStore
 
 TYPE_CHECKING = False
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Literal, ParamSpec, TypeVar
 
+    from agent_checkpoint.aholding import AsyncHeldLease, AsyncHold
     from agent_checkpoint.change import Outcome
     from agent_checkpoint.clock import Clock
     from agent_checkpoint.fenced import FencedWrite
-    from agent_checkpoint.records import Check, Checkpoint, CheckpointInfo, Event, Fence, Lease, Pruned, Status
+    from agent_checkpoint.process import ProcessTable
+    from agent_checkpoint.records import Check, Checkpoint, CheckpointInfo, Event, Fence, Lease, Limit, Pruned, Status
 
     P = ParamSpec("P")
     T = TypeVar("T")
@@ -51,6 +54,7 @@ class AsyncStateStore:
         plugins: Sequence[object] = (),
         max_payload_bytes: int = 16 * 1024 * 1024,
         clock: Clock | None = None,
+        processes: ProcessTable | None = None,
     ) -> None:
         self._store = StateStore(
             database,
@@ -59,6 +63,7 @@ class AsyncStateStore:
             plugins=plugins,
             max_payload_bytes=max_payload_bytes,
             clock=clock,
+            processes=processes,
         )
         self._closed = False
         self._pool: ThreadPoolExecutor | None = None
@@ -79,12 +84,45 @@ class AsyncStateStore:
         owner: str,
         ttl_seconds: float = 60,
         *,
+        wait_seconds: float = 0,
+        limit: int | None = None,
         metadata: Mapping[str, Any] | None = None,
         reclaim: bool = False,
+        pid: int | None = None,
     ) -> Lease:
-        """See ``StateStore.acquire``. Cancelled, it never leaves a lease behind."""
-        call = partial(self._store.acquire, scope, owner, ttl_seconds, metadata=metadata, reclaim=reclaim)
-        return await self._run_undone(call, self._give_back)
+        """See ``StateStore.acquire``. Cancelled, it leaves neither a lease nor a place in the queue behind."""
+        process = "" if pid is None else self._store._database.identify(names.integer("pid", pid, 1))
+        ask = leases.valid_ask(scope, owner, ttl_seconds, metadata, reclaim, limit, process)
+        waiter = self._store._waiter(ask, wait_seconds, asyncio.current_task())
+        return await aholding.wait(waiter, self._run, lambda lease: self._store.release(*lease.fence))
+
+    def hold(
+        self,
+        scope: str,
+        owner: str,
+        ttl_seconds: float = 30,
+        *,
+        wait_seconds: float = 0,
+        limit: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        on_lost: Callable[[AsyncHeldLease, str], object] | None = None,
+        max_lifetime_seconds: float | None = None,
+    ) -> AsyncHold:
+        """See ``StateStore.hold``: ``async with``, and ``await lease.check()``.
+
+        ``on_lost`` may be a coroutine function: it then runs as a task of the loop.
+        """
+        hold = self._store.hold(
+            scope,
+            owner,
+            ttl_seconds,
+            wait_seconds=wait_seconds,
+            limit=limit,
+            metadata=metadata,
+            on_lost=on_lost,  # type: ignore[arg-type]
+            max_lifetime_seconds=max_lifetime_seconds,
+        )
+        return aholding.AsyncHold(hold, self._run)
 
     async def heartbeat(self, scope: str, owner: str, token: int, ttl_seconds: float | None = None) -> Lease:
         """See ``StateStore.heartbeat``."""
@@ -93,6 +131,24 @@ class AsyncStateStore:
     async def release(self, scope: str, owner: str, token: int) -> Lease:
         """See ``StateStore.release``."""
         return await self._run(self._store.release, scope, owner, token)
+
+    async def expire(self, scope: str, owner: str, token: int, *, reason: str = "owner-dead") -> Lease:
+        """See ``StateStore.expire``."""
+        return await self._run(self._store.expire, scope, owner, token, reason=reason)
+
+    async def set_limit(self, scope: str, limit: int) -> Limit:
+        """See ``StateStore.set_limit``."""
+        return await self._run(self._store.set_limit, scope, limit)
+
+    async def sweep(self) -> list[Lease]:
+        """See ``StateStore.sweep``."""
+        return await self._run(self._store.sweep)
+
+    async def wait_until_free(self, scope: str, wait_seconds: float = math.inf) -> None:
+        """See ``StateStore.wait_until_free``."""
+        waiter = waiting.FreeWaiter(self._store._database, scope, wait_seconds)
+        while (pause := await self._run(waiter.step)) is not None:
+            await asyncio.sleep(pause)
 
     async def check_lease(self, scope: str, owner: str, token: int) -> Lease:
         """See ``StateStore.check_lease``."""
@@ -164,6 +220,10 @@ class AsyncStateStore:
         """See ``StateStore.events``."""
         return await self._run(self._store.events, limit, after, scope, workflow, kind)
 
+    async def stamp(self) -> object:
+        """See ``StateStore.stamp``."""
+        return await self._run(self._store.stamp)
+
     async def status(self) -> Status:
         """See ``StateStore.status``."""
         return await self._run(self._store.status)
@@ -208,29 +268,3 @@ class AsyncStateStore:
 
     async def _run(self, method: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads(), partial(method, *arguments, **options))
-
-    async def _run_undone(self, call: Callable[[], T], undo: Callable[[T], object]) -> T:
-        """Run a call; when cancelled, wait for it all the same, and undo what it did."""
-        loop = asyncio.get_running_loop()
-        running = loop.run_in_executor(self._threads(), call)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await _settled(running)
-            if not running.cancelled() and running.exception() is None:
-                await _settled(loop.run_in_executor(self._threads(), undo, running.result()))
-            raise
-
-    def _give_back(self, lease: Lease) -> None:
-        # It may have ended by itself, or the database be out of reach: then its ttl ends it.
-        with suppress(AgentCheckpointError):
-            self._store.release(*lease.fence)
-
-
-async def _settled(future: asyncio.Future[Any]) -> None:
-    """Wait until a future is done, through further cancellations."""
-    while not future.done():
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError:
-            continue

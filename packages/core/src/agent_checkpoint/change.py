@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from agent_checkpoint.database import Database, Transaction
     from agent_checkpoint.errors import AgentCheckpointError
+    from agent_checkpoint.notifier import Notifier
     from agent_checkpoint.plugins import Plugins
     from agent_checkpoint.records import Event, Happened, Write
 
@@ -66,8 +67,8 @@ class Outcome(Record):
 class Changes:
     """Runs changes against one database, with one set of plugins."""
 
-    def __init__(self, database: Database, plugins: Plugins) -> None:
-        self._database = database
+    def __init__(self, database: Database, plugins: Plugins | Notifier) -> None:
+        self.database = database
         self._plugins = plugins
 
     def run(
@@ -78,17 +79,18 @@ class Changes:
         *,
         migrating: bool = False,
         patience: float | None = None,
+        durable: bool = True,
     ) -> Any:
         """Run one change; its answer, or its error raised after the commit.
 
         ``locks`` are sorted. ``decide(change)`` returns the answer, or
         ``Refused``; when a refusal cannot be recorded, it is raised all the
         same. ``write`` is what plugins may veto: the protected write it is.
-        ``patience``: see ``Database.transaction``.
+        The rest: see ``Database.transaction``.
         """
         refuse_inside_hook()
         veto = None if write is None else self._plugins.check_fence(write)
-        return self._run(locks, decide, write, veto, migrating, patience)
+        return self._run(locks, decide, write, veto, migrating, patience, durable)
 
     def run_all(self, items: Sequence[Item]) -> list[Outcome]:
         """Run changes in one commit; an outcome for each, in order, none raised.
@@ -104,7 +106,7 @@ class Changes:
         answers: list[Any] = []
         told: list[Event] = []
         try:
-            with self._database.transaction(locks) as transaction:
+            with self.database.transaction(locks) as transaction:
                 for item, veto in asked:
                     change = Change._make((transaction, []))
                     answers.append(item.decide(change) if veto is None else Refused(veto, item.write))
@@ -130,7 +132,7 @@ class Changes:
         telling = self._plugins.listening()
         answer: Any = None
         try:
-            with self._database.transaction(sorted(item.locks)) as transaction:
+            with self.database.transaction(sorted(item.locks)) as transaction:
                 change = Change._make((transaction, []))
                 answer = item.decide(change) if veto is None else Refused(veto, item.write)
                 if not isinstance(answer, Refused):
@@ -152,11 +154,12 @@ class Changes:
         veto: FenceRefusedError | None,
         migrating: bool = False,
         patience: float | None = None,
+        durable: bool = True,
     ) -> Any:
         telling = self._plugins.listening()
         answer: Any = None
         try:
-            with self._database.transaction(locks, migrating, patience) as transaction:
+            with self.database.transaction(locks, migrating, patience, durable) as transaction:
                 change = Change._make((transaction, []))
                 answer = decide(change) if veto is None else Refused(veto, write)
                 told = _write_down(change, answer, telling)
@@ -189,8 +192,8 @@ def _outcome(answer: Any) -> Outcome:
 
 
 def _write_refusal(change: Change, refused: Refused) -> None:
-    if refused.row is not None:
-        lease_rows.save(change.transaction, refused.row)
+    for row in refused.rows:
+        lease_rows.save(change.transaction, row)
     change.happened.extend(refused.events)
     write = refused.write
     if write is None:

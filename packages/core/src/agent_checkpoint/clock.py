@@ -14,6 +14,7 @@ from agent_checkpoint.mounts import inside_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from threading import Condition
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 # The inode of the initial time namespace, fixed by Linux (PROC_TIME_INIT_INO).
@@ -27,12 +28,18 @@ class Clock:
     """Nanoseconds since 1970, UTC."""
     ticks_ns: Callable[[], int]
     """Nanoseconds of the kernel's monotonic clock; comparable within one ``domain``."""
+    sleep: Callable[[float], object]
+    """Wait for so many seconds."""
+    wait: Callable[[Condition, float], bool]
+    """Wait for a notified condition, at most so many seconds; False when nobody notified it."""
     domain: str
     """The boot in which ticks are comparable; "" when it cannot be known."""
 
     def __init__(self) -> None:
         self.wall_ns = time.time_ns
         self.ticks_ns = time.monotonic_ns
+        self.sleep = time.sleep
+        self.wait = lambda condition, seconds: condition.wait(seconds)
         self.domain = _boot()
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any
 
+    from agent_checkpoint.clock import Clock
     from agent_checkpoint.records import Check, Moment
 
     Parameters = Sequence[Any]
@@ -30,6 +31,29 @@ class Reader(ABC):
     @abstractmethod
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         """All rows of a query."""
+
+
+class Bell(ABC):
+    """What a waiter listens to while it pauses."""
+
+    name: str
+    """For its ticket, so that others can ring it."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """What to wait on; readable when it has rung."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> bool:
+        """Until it rings, at most so many seconds; whether it rang."""
+
+    @abstractmethod
+    def silence(self) -> None:
+        """Forget the rings that were heard."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Listen no more."""
 
 
 class Transaction(Reader):
@@ -50,6 +74,10 @@ class Transaction(Reader):
         """Execute one statement for each set of parameters."""
 
     @abstractmethod
+    def ring(self, bells: Iterable[str]) -> None:
+        """Ring these as soon as this is committed."""
+
+    @abstractmethod
     def script(self, text: str) -> None:
         """Execute the statements of a migration file, as a part of this transaction."""
 
@@ -68,20 +96,25 @@ class Database(ABC):
     name: str
     """The path or address, without secrets."""
 
+    clock: Clock
+    """This machine's clock: what local deadlines count by."""
+
     @abstractmethod
     def create(self) -> None:
         """Make an empty store if there is none: ours by its mark, no tables of core yet."""
 
     @abstractmethod
     def transaction(
-        self, locks: Sequence[str], migrating: bool = False, patience: float | None = None
+        self, locks: Sequence[str], migrating: bool = False, patience: float | None = None, durable: bool = True
     ) -> AbstractContextManager[Transaction]:
         """A transaction that holds ``locks`` (``scope:…``, ``workflow:…``), taken sorted.
 
         Leaving the block commits, an exception rolls back. Only a ``migrating``
         one is let at tables of another version than this package writes.
         ``patience`` is how many seconds to queue in front of the lock, where
-        there is a queue, before going around it.
+        there is a queue, before going around it. Without ``durable`` a power cut
+        may take it back: for what nobody is told of, background heartbeats and
+        tickets.
 
         Raises:
             StorageBusyError: no lock within the busy timeout.
@@ -91,6 +124,33 @@ class Database(ABC):
     @abstractmethod
     def read(self) -> AbstractContextManager[Reader]:
         """A read of one state; it takes no lock that a writer would wait for."""
+
+    @abstractmethod
+    def stamp(self) -> object:
+        """A value that is another one after every commit of anybody; cheap, to be compared with ``==``.
+
+        It may change without a commit. Where there is no such cheap value, each is another one.
+        """
+
+    @abstractmethod
+    def bell(self) -> Bell | None:
+        """A bell to wait by; None where nobody can ring, and waiters look for themselves."""
+
+    @abstractmethod
+    def identify(self, pid: int | None = None, **more: object) -> str:
+        """The identity of this process (or of another) as stored text, with ``more`` in it; "" where it means nothing.
+
+        Raises:
+            InvalidInputError: there is no such process.
+        """
+
+    @abstractmethod
+    def alive(self, process: str) -> bool | None:
+        """Whether the process of that identity lives; None where it cannot be known."""
+
+    def who_lives(self, processes: Iterable[str]) -> dict[str, bool | None]:
+        """What ``alive`` says of each of these."""
+        return {process: self.alive(process) for process in processes if process}
 
     @abstractmethod
     def health(self) -> Iterable[Check]:

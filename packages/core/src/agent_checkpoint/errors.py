@@ -50,16 +50,29 @@ class NotFoundError(AgentCheckpointError):
 
 
 class LeaseHeldError(AgentCheckpointError):
-    """Another lease is live in this scope; try again after ``retry_after`` seconds."""
+    """Another lease is live in this scope; try again after ``retry_after`` seconds.
+
+    ``position`` is the place in the queue that the caller has, or would have. A
+    scope that is free while others are ahead in its queue has no ``owner``,
+    ``token`` and ``expires_at``: they are None.
+    """
 
     code = "lease-held"
     exit_status = 75
     retryable = True
     scope: str
-    owner: str
-    token: int
-    expires_at: str
+    owner: str | None
+    token: int | None
+    expires_at: str | None
     retry_after: float
+    position: int
+
+
+class WaitTimeoutError(LeaseHeldError, TimeoutError):
+    """The scope was not granted within the seconds that the caller was willing to wait."""
+
+    code = "wait-timeout"
+    waited_seconds: float
 
 
 class StaleLeaseError(AgentCheckpointError, RuntimeError):
@@ -77,6 +90,8 @@ class StaleLeaseError(AgentCheckpointError, RuntimeError):
     owner: str | None
     token: int | None
     recorded: bool = True
+    heartbeat_gap: float
+    """For a held lease: the longest seconds between two heartbeats."""
 
 
 class SequenceConflictError(AgentCheckpointError):
@@ -90,7 +105,11 @@ class SequenceConflictError(AgentCheckpointError):
 
 
 class ReentrancyError(AgentCheckpointError):
-    """A hook, or the body of a transaction, called the store it runs inside of."""
+    """A call would wait for itself.
+
+    A hook, or the body of a transaction, called the store it runs inside of; or
+    a thread or task waits for a scope that it holds itself.
+    """
 
     code = "reentrancy"
     exit_status = 2

@@ -1,21 +1,22 @@
-"""Leases: acquire, heartbeat, release, check, force-release, look."""
+"""Leases: acquire, heartbeat, release, check, force-release, limits, the sweep, look."""
 
 from __future__ import annotations
 
 from agent_checkpoint import names, payload
 from agent_checkpoint.errors import StaleLeaseError
 from agent_checkpoint.ledger import leases as rows
-from agent_checkpoint.records import Fence, LeaseRow, Write
+from agent_checkpoint.ledger import tickets
+from agent_checkpoint.records import Fence, Happened, LeaseRow, Limit, Write
+from agent_checkpoint.rules import expiry, grant, present
 from agent_checkpoint.rules import fence as fencing
-from agent_checkpoint.rules import grant, present
 from agent_checkpoint.rules.decision import Granted, Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from agent_checkpoint.change import Change, Changes
-    from agent_checkpoint.database import Database
+    from agent_checkpoint.database import Database, Reader
     from agent_checkpoint.records import Lease, Moment
 
     Decision = Granted | Refused
@@ -26,23 +27,63 @@ if TYPE_CHECKING:
 # frozen process at the head of the queue must not outlast a short lease, whose
 # length is known only behind the lock.
 HEARTBEAT_PATIENCE = 0.1
+# Leases that the sweep puts on record in one transaction: some 10 ms of work.
+SWEPT_AT_ONCE = 100
+# More slots than any scope needs; looking for a free one reads them all.
+MAX_LIMIT = 10_000
 
 
-def acquire(changes: Changes, scope: str, owner: str, ttl_seconds: float, metadata: object, reclaim: bool) -> Lease:
-    """Grant the scope to the owner, or raise ``LeaseHeldError``."""
-    ask = grant.Ask(
-        names.name("scope", scope),
-        names.name("owner", owner),
-        names.ttl_ns(ttl_seconds),
-        payload.encode_object("metadata", metadata, payload.MAX_METADATA_BYTES),
-        names.flag("reclaim", reclaim),
+def valid_ask(
+    scope: object,
+    owner: object,
+    ttl_seconds: object,
+    metadata: object,
+    reclaim: object = False,
+    limit: object = None,
+    process: str = "",
+) -> grant.Ask:
+    """What ``acquire`` is asked for, each part checked."""
+    return grant.Ask._make(
+        (
+            names.name("scope", scope),
+            names.name("owner", owner),
+            names.ttl_ns(ttl_seconds),
+            payload.encode_object("metadata", metadata, payload.MAX_METADATA_BYTES),
+            names.flag("reclaim", reclaim),
+            None if limit is None else names.integer("limit", limit, 1, MAX_LIMIT),
+            process,
+            0,
+        )
     )
+
+
+def acquire(changes: Changes, ask: grant.Ask) -> Lease:
+    """Grant the scope to the owner, or raise ``LeaseHeldError``: one try, no waiting."""
 
     def decide(change: Change) -> Lease | Refused:
         transaction = change.transaction
-        return _settle(change, grant.acquire(rows.of_scope(transaction, scope), ask, transaction.moment))
+        decision = grant.acquire(
+            standing(changes.database, transaction, ask.scope, ask.ticket), ask, transaction.moment
+        )
+        if isinstance(decision, Granted):
+            if decision.limit is not None:
+                rows.set_limit(transaction, ask.scope, decision.limit)
+            if decision.passed:
+                tickets.pass_over(transaction, ask.scope, decision.passed)
+            if decision.gone:
+                tickets.remove(transaction, ask.scope, decision.gone)
+        return _settle(change, decision)
 
-    return changes.run((f"scope:{scope}",), decide)  # type: ignore[no-any-return]
+    return changes.run((f"scope:{ask.scope}",), decide)  # type: ignore[no-any-return]
+
+
+def standing(database: Database, reader: Reader, scope: str, ticket: int) -> grant.Standing:
+    """How a scope stands, and which of the processes live that the holder of a ticket (0: none) waits for."""
+    leases, limit, perhaps_queued = rows.standing(reader, scope)
+    line = tickets.of_scope(reader, scope) if perhaps_queued else ()
+    bound = [row.process for row in leases if row.state == "live"]
+    bound += [other.process for other in line if ticket == 0 or other.number < ticket]
+    return grant.Standing._make((leases, limit, line, database.who_lives(bound)))
 
 
 def heartbeat(changes: Changes, fence: Fence, ttl_seconds: float | None) -> Lease:
@@ -53,9 +94,36 @@ def heartbeat(changes: Changes, fence: Fence, ttl_seconds: float | None) -> Leas
     )
 
 
-def release(changes: Changes, fence: Fence) -> Lease:
-    """End a live lease, or raise ``StaleLeaseError``."""
-    return _by_owner(changes, fence, "lease.release", lambda row, _: grant.release(row))
+def is_held(reader: Reader, scope: str) -> bool:
+    """Whether a lease is live in the scope, as far as its time tells."""
+    return any(expiry.is_live(row, reader.moment) for row in rows.of_scope(reader, scope))
+
+
+def wake_next(change: Change, scope: str, freed: int = 1) -> None:
+    """Ring the bells of those whose turn it is once this is committed."""
+    bells = tickets.next_bells(change.transaction, scope, freed)
+    if bells:
+        change.transaction.ring(bells)
+
+
+def release(changes: Changes, fence: Fence, earlier: Sequence[Happened] = ()) -> Lease:
+    """End a live lease, or raise ``StaleLeaseError``; ``earlier`` events go on record before its end."""
+
+    def rule(row: LeaseRow, moment: Moment) -> Granted:
+        released = grant.release(row, moment)
+        return released._replace(events=(*earlier, *released.events)) if earlier else released
+
+    return _by_owner(changes, fence, "lease.release", rule)
+
+
+def expire(changes: Changes, fence: Fence, reason: str) -> Lease:
+    """End a live lease whose owner is known to be dead, or raise ``StaleLeaseError``."""
+    return _by_owner(changes, fence, "lease.expire", lambda row, moment: grant.expire(row, reason, moment))
+
+
+def bind(changes: Changes, fence: Fence, process: str) -> Lease:
+    """Bind a live lease to another process, or raise ``StaleLeaseError``. No event: who owns it stays."""
+    return _by_owner(changes, fence, "lease.bind", lambda row, _: Granted(row._replace(process=process), ()))
 
 
 def _by_owner(changes: Changes, fence: Fence, action: str, rule: Rule, patience: float | None = None) -> Lease:
@@ -63,10 +131,11 @@ def _by_owner(changes: Changes, fence: Fence, action: str, rule: Rule, patience:
 
     def decide(change: Change) -> Lease | Refused:
         moment = change.transaction.moment
-        row = fencing.live(rows.of_scope(change.transaction, fence.scope), fence, moment)
+        leases, _, perhaps_queued = rows.standing(change.transaction, fence.scope)
+        row = fencing.live(leases, fence, moment)
         if isinstance(row, StaleLeaseError):
             return Refused(row, Write("core", action, *fence, None, None, {}))
-        return _settle(change, rule(row, moment))
+        return _settle(change, rule(row, moment), perhaps_queued)
 
     return changes.run((f"scope:{fence.scope}",), decide, patience=patience)  # type: ignore[no-any-return]
 
@@ -79,15 +148,67 @@ def force_release(changes: Changes, scope: str, reason: str, token: int | None) 
         names.integer("token", token, 1)
 
     def decide(change: Change) -> Lease | Refused:
-        row = rows.of_scope(change.transaction, scope)
+        moment = change.transaction.moment
+        found = rows.of_scope(change.transaction, scope)
         if token is not None:
-            fence = Fence(scope, row.owner if row else "", token)
-            live = fencing.live(row, fence, change.transaction.moment)
+            owner = next((row.owner for row in found if row.token == token), "")
+            live = fencing.live(found, Fence(scope, owner, token), moment)
             if isinstance(live, StaleLeaseError):
                 return Refused(live)
-        return _settle(change, grant.force_release(row, scope, reason, change.transaction.moment))
+            found = [live]
+        live_ones = [row for row in found if expiry.is_live(row, moment)]
+        return _settle(change, grant.force_release(live_ones, scope, reason, moment))
 
     return changes.run((f"scope:{scope}",), decide)  # type: ignore[no-any-return]
+
+
+def set_limit(changes: Changes, scope: str, limit: int) -> Limit:
+    """How many leases a scope may have from now on; live ones stay, whatever it is."""
+    names.name("scope", scope)
+    names.integer("limit", limit, 1, MAX_LIMIT)
+
+    def decide(change: Change) -> Limit:
+        previous = rows.limit(change.transaction, scope) or 1
+        rows.set_limit(change.transaction, scope, limit)
+        wake_next(change, scope, limit)
+        if limit != previous:
+            change.happened.append(Happened("lease.limit-set", scope, detail={"limit": limit, "previous": previous}))
+        return Limit(scope, limit, previous)
+
+    return changes.run((f"scope:{scope}",), decide)  # type: ignore[no-any-return]
+
+
+def sweep(changes: Changes) -> list[Lease]:
+    """Put on record which leases are over: by their time, or since their process is dead. Reads first."""
+    with changes.database.read() as reader:
+        live = rows.live(reader)
+        alive = changes.database.who_lives(row.process for row in live)
+        over = [row for row in live if expiry.left(row, reader.moment, alive).ns == 0]
+    swept: list[Lease] = []
+    for start in range(0, len(over), SWEPT_AT_ONCE):
+        swept += _sweep(changes, [row.scope for row in over[start : start + SWEPT_AT_ONCE]])
+    return swept
+
+
+def _sweep(changes: Changes, scopes: Sequence[str]) -> list[Lease]:
+    scopes = sorted(set(scopes))
+
+    def decide(change: Change) -> list[Lease]:
+        swept, moment = [], change.transaction.moment
+        for scope in scopes:
+            found = [row for row in rows.of_scope(change.transaction, scope) if row.state == "live"]
+            alive = changes.database.who_lives(row.process for row in found)
+            for row in found:
+                left = expiry.left(row, moment, alive)
+                if left.ns == 0:
+                    decision = grant.expire(row, left.reason, moment)
+                    rows.save(change.transaction, decision.row)
+                    change.happened.extend(decision.events)
+                    swept.append(present.settled(decision.row))
+            wake_next(change, scope)
+        return swept
+
+    return changes.run(tuple(f"scope:{scope}" for scope in scopes), decide)  # type: ignore[no-any-return]
 
 
 def check(database: Database, fence: Fence) -> Lease:
@@ -96,29 +217,33 @@ def check(database: Database, fence: Fence) -> Lease:
         row = fencing.live(rows.of_scope(reader, fence.scope), fence, reader.moment)
     if isinstance(row, StaleLeaseError):
         raise row
-    return present.lease(row, reader.moment)
+    return present.lease(row, reader.moment, database.who_lives([row.process]))
 
 
 def find(database: Database, scope: str, include_expired: bool) -> Lease | None:
-    """The live lease of a scope, with ``include_expired`` the last one."""
+    """The live lease of a scope that was granted last, with ``include_expired`` the last one, live or not."""
     names.name("scope", scope)
     with database.read() as reader:
-        row = rows.of_scope(reader, scope)
-    lease = None if row is None else present.lease(row, reader.moment)
-    return lease if lease is not None and (include_expired or lease.state == "live") else None
+        found = rows.of_scope(reader, scope)
+    leases = [present.lease(row, reader.moment, database.who_lives([row.process])) for row in found]
+    leases = [lease for lease in leases if include_expired or lease.state == "live"]
+    return max(leases, key=lambda lease: lease.token, default=None)
 
 
 def everyone(database: Database, include_expired: bool) -> list[Lease]:
-    """The live lease of every scope, with ``include_expired`` the last one of each."""
+    """The live leases of every scope, with ``include_expired`` the last one of each slot."""
     with database.read() as reader:
         found = rows.everyone(reader)
-    leases = [present.lease(row, reader.moment) for row in found]
+    alive = database.who_lives(row.process for row in found if row.state == "live")
+    leases = [present.lease(row, reader.moment, alive) for row in found]
     return [lease for lease in leases if include_expired or lease.state == "live"]
 
 
-def _settle(change: Change, decision: Decision) -> Lease | Refused:
+def _settle(change: Change, decision: Decision, perhaps_queued: bool = True) -> Lease | Refused:
     if isinstance(decision, Refused):
         return decision
     rows.save(change.transaction, decision.row)
     change.happened.extend(decision.events)
+    if perhaps_queued and decision.row.state != "live":
+        wake_next(change, decision.row.scope)
     return present.settled(decision.row)

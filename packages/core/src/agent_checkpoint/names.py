@@ -71,6 +71,16 @@ def real(field: str, value: object) -> float:
     return value
 
 
+def wait_seconds(value: object) -> float:
+    """How long to wait: 0 or more seconds, infinity for ever."""
+    if value == float("inf"):
+        return float("inf")
+    seconds = real("wait_seconds", value)
+    if seconds < 0:
+        invalid("wait_seconds", "must be 0 or more seconds, or infinity")
+    return seconds
+
+
 def flag(field: str, value: object) -> bool:
     """True or False, nothing that merely acts like it."""
     if type(value) is not bool:

@@ -17,10 +17,13 @@ __all__ = [
     "Happened",
     "Lease",
     "LeaseRow",
+    "Limit",
     "Moment",
     "Pruned",
     "Refusals",
     "Status",
+    "Ticket",
+    "Waiting",
     "Write",
 ]
 
@@ -43,8 +46,9 @@ class Fence(Record):
 class LeaseRow(Record):
     """A lease as it is stored: one row for each (scope, slot), never deleted.
 
-    Wall times are nanoseconds since 1970; ``beat_ticks`` is the monotonic time
-    of the grant or of the last heartbeat in ``domain``.
+    Wall times are nanoseconds since 1970. ``beat_ticks`` is the monotonic time in
+    ``domain`` of the grant or of the last heartbeat, and once it has ended, of
+    its end. ``process`` is the identity of the process it is bound to ("": none).
     """
 
     scope: str
@@ -59,6 +63,28 @@ class LeaseRow(Record):
     domain: str
     beat_ticks: int
     metadata: str
+    process: str = ""
+
+
+class Ticket(Record):
+    """A place in the queue of a scope, with a life of its own: whoever waits renews it.
+
+    ``passed``: somebody behind it was served first, since it did not take its
+    turn; it keeps its place for when it wakes up. ``bell`` is what to ring when
+    its turn comes ("": it looks for itself).
+    """
+
+    number: int
+    scope: str
+    owner: str
+    ttl_ns: int
+    asked_at: int
+    expires_at: int
+    domain: str
+    beat_ticks: int
+    passed: int
+    process: str
+    bell: str
 
 
 class Lease(Record):
@@ -72,6 +98,8 @@ class Lease(Record):
     state: LeaseState
     left_ns: int
     expires_ns: int
+    owner_alive: bool | None = None
+    """Whether the process it is bound to lives: None where nobody can tell, or it is bound to none."""
 
     @property
     def scope(self) -> str:
@@ -124,9 +152,29 @@ class Lease(Record):
         return dict(json.loads(self.row.metadata))
 
     @property
+    def process(self) -> dict[str, Any] | None:
+        """The process it is bound to, as the kernel identified it at the grant; None for none."""
+        return dict(json.loads(self.row.process)) if self.row.process else None
+
+    @property
     def fence(self) -> Fence:
         """The part of the lease that a protected write presents."""
         return Fence(self.row.scope, self.row.owner, self.row.token)
+
+    @staticmethod
+    def from_env(scope: str | None = None) -> Fence:
+        """The fence of the innermost lease in this process's environment, or of the innermost on ``scope``.
+
+        For programs that run under ``agent-checkpoint run``: hand it to a
+        protected write as ``lease=``. Nothing is asked of the store.
+
+        Raises:
+            NotFoundError: the environment carries none.
+            InvalidInputError: a variable is malformed.
+        """
+        from agent_checkpoint.environment import innermost
+
+        return innermost(scope)
 
     def asdict(self) -> dict[str, Any]:
         """All of the above by name, without the fence: what the command prints."""
@@ -148,7 +196,28 @@ LEASE_FIELDS = (
     "expires_at",
     "remaining_seconds",
     "metadata",
+    "process",
+    "owner_alive",
 )
+
+
+class Limit(Record):
+    """How many leases a scope may have at once, and how many before."""
+
+    scope: str
+    limit: int
+    previous: int
+
+
+class Waiting(Record):
+    """Somebody in the queue of a scope; ``position`` counts from 1."""
+
+    scope: str
+    position: int
+    owner: str
+    asked_at: datetime
+    process: dict[str, Any] | None
+    owner_alive: bool | None
 
 
 class Checkpoint(Record):
@@ -220,6 +289,7 @@ class Status(Record):
     database: str
     at: datetime
     leases: list[Lease]
+    queues: list[Waiting]
     checkpoints: list[CheckpointInfo]
     refusals: list[Refusals]
 

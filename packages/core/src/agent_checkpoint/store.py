@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import AbstractContextManager
 
-from agent_checkpoint import checkpoints, fenced, journal, leases, migrations, names, payload
+from agent_checkpoint import checkpoints, fenced, journal, leases, migrations, names, payload, waiting
 from agent_checkpoint.change import Changes
 from agent_checkpoint.clock import Clock
+from agent_checkpoint.holders import Holders
 from agent_checkpoint.plugins import Plugins, refuse_inside_hook
+from agent_checkpoint.process import ProcessTable
 from agent_checkpoint.rules.fence import presented
 from agent_checkpoint.sqlite.database import SqliteDatabase
 
@@ -21,7 +24,10 @@ if TYPE_CHECKING:
     from agent_checkpoint.change import Outcome
     from agent_checkpoint.database import Database, Reader
     from agent_checkpoint.fenced import FencedWrite, Part
-    from agent_checkpoint.records import Check, Checkpoint, CheckpointInfo, Event, Fence, Lease, Pruned, Status
+    from agent_checkpoint.heart import Heart
+    from agent_checkpoint.holding import HeldLease, Hold
+    from agent_checkpoint.records import Check, Checkpoint, CheckpointInfo, Event, Fence, Lease, Limit, Pruned, Status
+    from agent_checkpoint.rules.grant import Ask
 
 # Longest busy timeout: a day. SQLite counts it in 32-bit milliseconds.
 MAX_BUSY_SECONDS = 86_400
@@ -42,6 +48,7 @@ class StateStore:
         plugins: plugin objects beside the installed ones.
         max_payload_bytes: the largest encoded checkpoint that is taken.
         clock: another clock, for tests (``agent_checkpoint.testing.FakeClock``).
+        processes: other processes, for tests (``agent_checkpoint.testing.FakeProcesses``).
 
     Every method may raise a ``StorageError``; what else it raises it says.
     """
@@ -55,12 +62,16 @@ class StateStore:
         plugins: Sequence[object] = (),
         max_payload_bytes: int = payload.MAX_BYTES,
         clock: Clock | None = None,
+        processes: ProcessTable | None = None,
     ) -> None:
         self._max_payload = names.integer("max_payload_bytes", max_payload_bytes, 1)
         self._clock = clock or Clock()
-        self._database = _open(database, busy_timeout_seconds, synchronous, self._clock)
+        processes = processes or ProcessTable(self._clock.domain)
+        self._database = _open(database, busy_timeout_seconds, synchronous, self._clock, processes)
         self._plugins = Plugins(plugins)
         self._changes = Changes(self._database, self._plugins)
+        self._holders = Holders()
+        self._heart: Heart | None = None
 
     @property
     def database(self) -> str:
@@ -88,20 +99,66 @@ class StateStore:
         owner: str,
         ttl_seconds: float = 60,
         *,
+        wait_seconds: float = 0,
+        limit: int | None = None,
         metadata: Mapping[str, Any] | None = None,
         reclaim: bool = False,
+        pid: int | None = None,
     ) -> Lease:
         """Grant ``scope`` to ``owner`` for ``ttl_seconds`` (0.1 s to 30 days) with a new, higher token.
 
         A live lease refuses everybody, its own owner included; with ``reclaim``
         the same owner takes its live lease back with a new token, which fences
-        its earlier self. ``metadata`` is a JSON object of at most 64 KiB.
+        its earlier self. ``wait_seconds`` (infinity: for ever) is how long to
+        queue for it, first come, first served. ``limit`` is how many leases the
+        scope may have at once: its first grant fixes it, 1 without one.
+        ``pid`` binds the lease to a process: it ends when that one is provably
+        dead. ``metadata`` is a JSON object of at most 64 KiB.
 
         Raises:
             LeaseHeldError: another lease is live; ``retry_after`` says for how long still.
+            WaitTimeoutError: it was not granted within ``wait_seconds``.
+            ReentrancyError: this thread waits for a lease that it holds itself.
+            InvalidInputError: a value breaks its rule, or the scope has another ``limit``.
+        """
+        process = "" if pid is None else self._database.identify(names.integer("pid", pid, 1))
+        ask = leases.valid_ask(scope, owner, ttl_seconds, metadata, reclaim, limit, process)
+        if wait_seconds == 0:
+            lease = leases.acquire(self._changes, ask)
+            self._holders.note(lease)
+            return lease
+        return waiting.wait(self._waiter(ask, wait_seconds), self._clock.sleep)
+
+    def hold(
+        self,
+        scope: str,
+        owner: str,
+        ttl_seconds: float = 30,
+        *,
+        wait_seconds: float = 0,
+        limit: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        on_lost: Callable[[HeldLease, str], object] | None = None,
+        max_lifetime_seconds: float | None = None,
+    ) -> Hold:
+        """A ``with`` block that holds a lease: granted at its start, renewed in the background, given back at its end.
+
+        The lease is bound to this process, and renewed every third of its ttl
+        while the block's thread lives and somebody has the held lease, for at
+        most ``max_lifetime_seconds``. When it is lost, ``lost`` is set and
+        ``on_lost(held_lease, reason)`` is called once, in a thread of its own,
+        where it may use the store. The rest is as for ``acquire``.
+
+        Raises:
+            LeaseHeldError, WaitTimeoutError, ReentrancyError: at the start, as for ``acquire``.
+            StaleLeaseError: at the end, when the lease was lost and the block raised nothing.
             InvalidInputError: a value breaks its rule.
         """
-        return leases.acquire(self._changes, scope, owner, ttl_seconds, metadata, reclaim)
+        from agent_checkpoint.holding import Hold
+
+        ask = leases.valid_ask(scope, owner, ttl_seconds, metadata, False, limit)
+        heart = self._beating()
+        return Hold(self._changes, heart, self._holders, ask, wait_seconds, on_lost, max_lifetime_seconds)
 
     def heartbeat(self, scope: str, owner: str, token: int, ttl_seconds: float | None = None) -> Lease:
         """Extend a live lease to ``ttl_seconds`` from now; its token stays.
@@ -121,7 +178,47 @@ class StateStore:
             StaleLeaseError: the lease is not live any more.
             InvalidInputError: a value breaks its rule.
         """
-        return leases.release(self._changes, presented(scope, owner, token))
+        fence = presented(scope, owner, token)
+        released = leases.release(self._changes, fence)
+        self._holders.forget(fence.scope, fence.token)
+        return released
+
+    def expire(self, scope: str, owner: str, token: int, *, reason: str = "owner-dead") -> Lease:
+        """End a live lease in the name of an owner that is known to be dead; ``reason`` goes on record.
+
+        For supervisors. Where the lease is bound to a process this is done for you.
+
+        Raises:
+            StaleLeaseError: the lease is not live any more.
+            InvalidInputError: a value breaks its rule.
+        """
+        return leases.expire(self._changes, presented(scope, owner, token), names.text("reason", reason))
+
+    def set_limit(self, scope: str, limit: int) -> Limit:
+        """Set how many leases a scope may have at once; those that are live stay.
+
+        Raises:
+            InvalidInputError: a value breaks its rule.
+        """
+        return leases.set_limit(self._changes, scope, limit)
+
+    def sweep(self) -> list[Lease]:
+        """Put on record which leases are over, by their time or since their process is dead; those.
+
+        Nobody needs it to be granted a scope. It is for those who read the audit
+        log, and made by ``hold``, ``doctor`` and the command's ``status`` and ``events --follow`` too.
+        """
+        return leases.sweep(self._changes)
+
+    def wait_until_free(self, scope: str, wait_seconds: float = math.inf) -> None:
+        """Wait until the scope has a free slot, without asking for it or queueing.
+
+        Raises:
+            WaitTimeoutError: it had none for ``wait_seconds``.
+            InvalidInputError: a value breaks its rule.
+        """
+        refuse_inside_hook()
+        waiting.until_free(waiting.FreeWaiter(self._database, scope, wait_seconds), self._clock.sleep)
 
     def check_lease(self, scope: str, owner: str, token: int) -> Lease:
         """The live lease that scope, owner and token match. Writes nothing.
@@ -139,6 +236,8 @@ class StateStore:
     def get_lease(self, scope: str, include_expired: bool = False) -> Lease | None:
         """The live lease of a scope, with ``include_expired`` the last one; None when there is none.
 
+        Where a scope has several, the one that was granted last.
+
         Raises:
             InvalidInputError: a value breaks its rule.
         """
@@ -146,7 +245,7 @@ class StateStore:
         return leases.find(self._database, scope, include_expired)
 
     def list_leases(self, include_expired: bool = False) -> list[Lease]:
-        """The live lease of every scope, latest grant first; with ``include_expired`` the last of each."""
+        """The live leases of every scope, latest grant first; with ``include_expired`` the last of each slot."""
         refuse_inside_hook()
         return leases.everyone(self._database, include_expired)
 
@@ -156,7 +255,7 @@ class StateStore:
         With ``token`` only that lease, so that a healthy successor is not hit.
 
         Raises:
-            NotFoundError: no lease is live in the scope.
+            NotFoundError: no lease is live in the scope; with several live ones ``token`` is needed.
             StaleLeaseError: the live lease is not the one with ``token``.
             InvalidInputError: a value breaks its rule.
         """
@@ -250,6 +349,14 @@ class StateStore:
         refuse_inside_hook()
         return journal.events(self._database, limit, after, scope, workflow, kind)
 
+    def stamp(self) -> object:
+        """A value that is another one after every commit of anybody, to compare with an earlier one.
+
+        Many times cheaper than a read: for those who follow what happens.
+        """
+        refuse_inside_hook()
+        return self._database.stamp()
+
     def status(self) -> Status:
         """Who owns what, until when, where each workflow stands, who was refused: one consistent look."""
         refuse_inside_hook()
@@ -318,6 +425,18 @@ class StateStore:
         """Close the connections; idempotent. The store cannot be used afterwards."""
         self._database.close()
 
+    def _waiter(self, ask: Ask, wait_seconds: float, holder: object = None) -> waiting.Waiter:
+        return waiting.Waiter(self._changes, ask, wait_seconds, self._holders, holder)
+
+    def _beating(self) -> Heart:
+        """The heart of this store; made by the first who needs it."""
+        if self._heart is None:
+            from agent_checkpoint.heart import Heart
+            from agent_checkpoint.notifier import Notifier
+
+            self._heart = Heart(Changes(self._database, Notifier(self._plugins)))
+        return self._heart
+
     def __enter__(self) -> StateStore:
         return self
 
@@ -328,7 +447,13 @@ class StateStore:
         return f"StateStore({self.database!r})"
 
 
-def _open(database: str | os.PathLike[str], busy_timeout_seconds: float, synchronous: str, clock: Clock) -> Database:
+def _open(
+    database: str | os.PathLike[str],
+    busy_timeout_seconds: float,
+    synchronous: str,
+    clock: Clock,
+    processes: ProcessTable,
+) -> Database:
     busy = names.real("busy_timeout_seconds", busy_timeout_seconds)
     if not 0 <= busy <= MAX_BUSY_SECONDS:
         names.invalid("busy_timeout_seconds", f"must be from 0 to {MAX_BUSY_SECONDS} seconds")
@@ -349,7 +474,7 @@ def _open(database: str | os.PathLike[str], busy_timeout_seconds: float, synchro
         path = os.path.realpath(path)
     except OSError as error:
         names.invalid("database", f"cannot be made absolute: {error.strerror}")
-    return SqliteDatabase(path, busy_timeout_seconds=busy, synchronous=synchronous, clock=clock)
+    return SqliteDatabase(path, busy_timeout_seconds=busy, synchronous=synchronous, clock=clock, processes=processes)
 
 
 def _find_package(url: str) -> Callable[..., Database]:

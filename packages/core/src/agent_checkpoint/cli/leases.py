@@ -1,4 +1,4 @@
-"""``lease …``: acquire, heartbeat, release, show, list, check, force-release."""
+"""``lease …``: acquire, heartbeat, release, show, list, check, force-release, wait, set-limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from agent_checkpoint import payload
 from agent_checkpoint.cli import environment
 from agent_checkpoint.cli.opening import store
-from agent_checkpoint.cli.parser import Answer, Command, integer, seconds
+from agent_checkpoint.cli.parser import Answer, Command, integer, seconds, wait_seconds
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.records import Fence
 
@@ -41,10 +41,17 @@ def _fence(opened: StateStore, arguments: Namespace) -> Fence:
     return Fence(arguments.scope, arguments.owner, token)
 
 
+def _waits(parser: ArgumentParser, what: str) -> None:
+    parser.add_argument("--wait", metavar="SECONDS|forever", help=what)
+
+
 def _acquire_arguments(parser: ArgumentParser) -> None:
     _scope(parser)
     parser.add_argument("--owner", required=True, help="who asks: any label")
     parser.add_argument("--ttl", metavar="SECONDS", help="seconds it lasts without a heartbeat (60)")
+    _waits(parser, "seconds to queue for it, or forever (0)")
+    parser.add_argument("--limit", metavar="N", help="how many leases the scope may have; its first grant fixes it (1)")
+    parser.add_argument("--pid", metavar="PID", help="bind it to this process: it ends when that one is provably dead")
     parser.add_argument("--metadata", metavar="JSON", help="a JSON object to keep with the lease; no secrets")
     parser.add_argument("--reclaim", action="store_true", help="take back the same owner's live lease, fencing it off")
     parser.add_argument("--export", action="store_true", help="print export lines for eval instead of JSON")
@@ -59,6 +66,9 @@ def _acquire(arguments: Namespace) -> Answer:
         arguments.scope,
         arguments.owner,
         DEFAULT_TTL if ttl is None else ttl,
+        wait_seconds=wait_seconds(arguments.wait, 0.0),
+        limit=integer("limit", arguments.limit),
+        pid=integer("pid", arguments.pid),
         metadata=None if arguments.metadata is None else payload.parse("metadata", os.fsencode(arguments.metadata)),
         reclaim=arguments.reclaim,
     )
@@ -106,6 +116,28 @@ def _show(arguments: Namespace) -> Answer:
     return Answer(lease)
 
 
+def _wait_arguments(parser: ArgumentParser) -> None:
+    _scope(parser)
+    _waits(parser, "at most so many seconds (forever)")
+
+
+def _wait(arguments: Namespace) -> Answer:
+    opened = store(arguments)
+    opened.wait_until_free(arguments.scope, wait_seconds(arguments.wait, float("inf")))
+    return Answer({"scope": arguments.scope, "free": True, "last": opened.get_lease(arguments.scope, True)})
+
+
+def _limit_arguments(parser: ArgumentParser) -> None:
+    _scope(parser)
+    parser.add_argument("limit", metavar="N", help="how many leases it may have at once")
+
+
+def _set_limit(arguments: Namespace) -> Answer:
+    limit = integer("limit", arguments.limit)
+    assert limit is not None
+    return Answer(store(arguments).set_limit(arguments.scope, limit))
+
+
 def _list(arguments: Namespace) -> Answer:
     return Answer(store(arguments).list_leases(arguments.include_expired))
 
@@ -126,7 +158,9 @@ COMMANDS = {
     "lease heartbeat": Command("Extend a live lease.", _heartbeat_arguments, _heartbeat),
     "lease release": Command("End a live lease.", _fenced, _release),
     "lease show": Command("The live lease of a scope.", _show_arguments, _show),
-    "lease list": Command("The live lease of every scope, latest grant first.", _expired, _list),
+    "lease wait": Command("Wait until a scope is free, without asking for it.", _wait_arguments, _wait),
+    "lease set-limit": Command("How many leases a scope may have at once.", _limit_arguments, _set_limit),
+    "lease list": Command("The live leases of every scope, latest grant first.", _expired, _list),
     "lease check": Command("Whether a lease is live still; exit 76 when it is not.", _fenced, _check),
     "lease force-release": Command("End somebody's live lease, on record.", _force_arguments, _force_release),
 }

@@ -101,3 +101,11 @@ def seconds(field: str, text: str | None) -> float | None:
     if not re.fullmatch(_REAL, text):
         raise InvalidInputError(f"{field}: must be a number of seconds, not {text!r:.60}", field=field)
     return float(text)
+
+
+def wait_seconds(text: str | None, without: float) -> float:
+    """An option's time to wait: a number of seconds, or forever."""
+    if text == "forever":
+        return float("inf")
+    wait = seconds("wait_seconds", text)
+    return without if wait is None else wait

@@ -27,6 +27,8 @@ COMMANDS = {
     "lease list": "leases",
     "lease check": "leases",
     "lease force-release": "leases",
+    "lease wait": "leases",
+    "lease set-limit": "leases",
     "checkpoint put": "checkpoints",
     "checkpoint get": "checkpoints",
     "checkpoint list": "checkpoints",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent_checkpoint.cli import output
+from agent_checkpoint.cli.following import sweep
 from agent_checkpoint.cli.opening import store
 from agent_checkpoint.cli.parser import Answer, Command
 from agent_checkpoint.errors import StorageError
@@ -25,6 +26,7 @@ def _init(arguments: Namespace) -> Answer:
 
 def _doctor(arguments: Namespace) -> Answer:
     opened = store(arguments)
+    sweep(opened)
     checks = opened.doctor()
     verdicts = {check.verdict for check in checks}
     verdict = next((each for each in ("broken", "warning") if each in verdicts), "ok")

@@ -11,14 +11,21 @@ if TYPE_CHECKING:
 
 
 class Granted(Record):
-    """Yes: write ``row`` and ``events``; ``row`` is also the answer."""
+    """Yes: write ``row`` and ``events``; ``row`` is also the answer.
+
+    ``limit`` is the scope's new one, None where it stays. ``passed`` and
+    ``gone`` are the tickets that were passed over and those to remove.
+    """
 
     row: LeaseRow
     events: tuple[Happened, ...]
+    limit: int | None = None
+    passed: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
 
 
 class Refused(Record):
-    """No, because of ``error``; ``row`` and ``events`` are written all the same.
+    """No, because of ``error``; ``rows`` and ``events`` are written all the same.
 
     ``write`` is the protected write that is refused, for the audit log; None
     where a refusal is the ordinary answer to a question (a lease is held).
@@ -26,7 +33,7 @@ class Refused(Record):
 
     error: AgentCheckpointError
     write: Write | None = None
-    row: LeaseRow | None = None
+    rows: tuple[LeaseRow, ...] = ()
     events: tuple[Happened, ...] = ()
 
 

@@ -9,7 +9,8 @@ Three cases, in this order:
 3. Otherwise the wall clock decides, and never grants more than one ttl from
    now, so that a clock which stepped back cannot block a scope for ever.
 
-The ttl is always the lease's own, never the contender's.
+The ttl is always the lease's own, never the contender's. A lease that is bound
+to a process ends with it at once, when the kernel proves that it is dead.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from agent_checkpoint.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from agent_checkpoint.records import LeaseRow, Moment
+    from collections.abc import Mapping
+
+    from agent_checkpoint.records import LeaseRow, LeaseState, Moment, Ticket
+
+    Alive = Mapping[str, bool | None]
+    """What the kernel says of processes, by the text that identifies them; None: it cannot tell."""
 
 # A later beat than this in one domain is no scheduling noise but another boot.
 FUTURE_NS = NS
@@ -36,8 +42,8 @@ class Remaining(Record):
     clamp: bool = False
 
 
-def remaining(row: LeaseRow, moment: Moment) -> Remaining:
-    """What is left of a lease whose state is live."""
+def remaining(row: LeaseRow | Ticket, moment: Moment) -> Remaining:
+    """What is left of a ticket, or of a lease whose state is live, if nobody died."""
     if row.domain and moment.domain:
         lived = moment.ticks_ns - row.beat_ticks
         if row.domain == moment.domain and lived >= -FUTURE_NS:
@@ -52,9 +58,29 @@ def _within(left: int, ttl_ns: int) -> int:
     return 0 if left < 0 else left if left < ttl_ns else ttl_ns
 
 
+def left(row: LeaseRow | Ticket, moment: Moment, alive: Alive) -> Remaining:
+    """The same, when it is known who died."""
+    found = remaining(row, moment)
+    if found.ns and row.process and alive.get(row.process) is False:
+        return Remaining(0, "owner-dead")
+    return found
+
+
 def is_live(row: LeaseRow, moment: Moment) -> bool:
     """Whether the lease still protects its scope."""
     return row.state == "live" and remaining(row, moment).ns > 0
+
+
+def ended(row: LeaseRow, state: LeaseState, moment: Moment) -> LeaseRow:
+    """The lease after its end; when that was is what ``free_ns`` asks for."""
+    return row._replace(state=state, domain=moment.domain, beat_ticks=moment.ticks_ns)
+
+
+def free_ns(row: LeaseRow, moment: Moment) -> int:
+    """How long ago a lease ended on record; 0 where that cannot be told."""
+    if row.domain and row.domain == moment.domain:
+        return max(0, moment.ticks_ns - row.beat_ticks)
+    return 0
 
 
 def clamped(row: LeaseRow, moment: Moment) -> LeaseRow:

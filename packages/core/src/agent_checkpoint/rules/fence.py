@@ -15,6 +15,8 @@ from agent_checkpoint.rules.expiry import remaining
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agent_checkpoint.errors import AgentCheckpointError
     from agent_checkpoint.records import LeaseRow, Moment, Write
 
@@ -44,12 +46,17 @@ def presented(scope: object, owner: object, token: object) -> Fence:
     return Fence._make((name("scope", scope), name("owner", owner), integer("token", token, 1)))
 
 
-def live(current: LeaseRow | None, fence: Fence, moment: Moment) -> LeaseRow | StaleLeaseError:
-    """The live lease that the fence matches, else the error that says why there is none."""
-    if current is None or fence.token > current.token:
-        reason = "unknown"
-    elif fence.token < current.token:
-        reason = "superseded"
+def live(rows: Sequence[LeaseRow], fence: Fence, moment: Moment) -> LeaseRow | StaleLeaseError:
+    """The live lease of a scope that the fence matches, else the error that says why there is none."""
+    latest = current = None
+    for row in rows:
+        if latest is None or row.token > latest.token:
+            latest = row
+        if row.token == fence.token:
+            current = row
+    if current is None:
+        reason = "unknown" if latest is None or fence.token > latest.token else "superseded"
+        current = latest
     elif fence.owner != current.owner:
         reason = "wrong-owner"
     elif current.state == "live":

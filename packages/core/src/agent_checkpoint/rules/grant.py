@@ -1,7 +1,7 @@
 """Who is granted a scope, and how a lease ends by will.
 
 The token of a grant is the scope's last token plus one. The last token lives
-in the lease row, which is why that row is never deleted.
+in the lease rows, which is why they are never deleted.
 """
 
 from __future__ import annotations
@@ -10,98 +10,253 @@ from agent_checkpoint.errors import LeaseHeldError, NotFoundError
 from agent_checkpoint.names import MAX_TOKEN, NS, invalid
 from agent_checkpoint.record import Record
 from agent_checkpoint.records import Happened, LeaseRow
-from agent_checkpoint.rules import present
+from agent_checkpoint.rules import present, queue
 from agent_checkpoint.rules.decision import Granted, Refused
-from agent_checkpoint.rules.expiry import clamped, is_live, remaining
+from agent_checkpoint.rules.expiry import clamped, ended, free_ns, left
 from agent_checkpoint.times import rfc3339
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from agent_checkpoint.records import Moment
-    from agent_checkpoint.rules.expiry import Remaining
+    from collections.abc import Sequence
+    from typing import Any
+
+    from agent_checkpoint.records import Moment, Ticket
+    from agent_checkpoint.rules.expiry import Alive, Remaining
+
+    Live = list[tuple[LeaseRow, Remaining]]
+
+# A slot that was never granted has been free for ever.
+FOR_EVER = 2**63 - 1
 
 
 class Ask(Record):
-    """What ``acquire`` was asked for; ``metadata`` is stored text."""
+    """What ``acquire`` was asked for; ``metadata`` and ``process`` are stored text.
+
+    ``ticket`` is the asker's place in the queue, 0 for none.
+    """
 
     scope: str
     owner: str
     ttl_ns: int
     metadata: str
     reclaim: bool
+    limit: int | None = None
+    process: str = ""
+    ticket: int = 0
 
 
-def acquire(current: LeaseRow | None, ask: Ask, moment: Moment) -> Granted | Refused:
-    """Grant the scope unless a lease is live in it.
+class Standing(Record):
+    """How a scope stands: a lease for each slot, the limit that was set, who queues, who lives."""
+
+    rows: Sequence[LeaseRow]
+    limit: int | None = None
+    tickets: Sequence[Ticket] = ()
+    alive: Alive = {}  # noqa: RUF012 -- a named tuple's default, never mutated
+
+
+def acquire(standing: Standing, ask: Ask, moment: Moment) -> Granted | Refused:
+    """Grant the lowest free slot of the scope, unless somebody is ahead in the queue.
 
     A live lease refuses everybody, its own owner's name included: an owner is a
     label, two processes may share it. ``reclaim`` takes one's own lease back
     with a new token, which fences the earlier self.
     """
-    kind = "lease.acquired"
-    ended: tuple[Happened, ...] = ()
-    if current is not None and current.state == "live":
-        left = remaining(current, moment)
-        if left.ns == 0:
-            ended = (_happened("lease.expired", current, {"reason": left.reason}),)
-        elif ask.reclaim and current.owner == ask.owner:
-            kind = "lease.reclaimed"
-        else:
-            return _held(current, left, moment)
-    row = _grant(current, ask, moment)
-    return Granted(row, (*ended, _happened(kind, row, {"ttl_seconds": row.ttl_ns / NS, "slot": row.slot})))
+    limit, changed = _limit(standing, ask)
+    live: Live = []
+    over: Live = []
+    for row in standing.rows:
+        if row.state == "live":
+            remaining = left(row, moment, standing.alive)
+            (live if remaining.ns else over).append((row, remaining))
+    line = queue.look(standing.tickets, ask.ticket, moment, standing.alive) if standing.tickets else queue.NOBODY
+    if len(live) >= limit:
+        if ask.reclaim and live[0][0].owner == ask.owner:
+            return _reclaim(standing, ask, live[0][0], moment)
+        return _held(ask.scope, live, line, moment)
+    slot = _lowest_free([row.slot for row, _ in live])
+    before = _of_slot(standing.rows, slot)
+    if line.ahead and not queue.may_pass(len(line.ahead), limit - len(live), _free_for(before, over, moment)):
+        return _behind(ask.scope, over, line, moment)
+    row = _grant(standing.rows, slot, ask, moment)
+    events = [_expired(each, remaining) for each, remaining in over if each is before]
+    if changed:
+        events.append(Happened("lease.limit-set", ask.scope, detail={"limit": limit}))
+    events.append(_happened("lease.acquired", row, {"ttl_seconds": row.ttl_ns / NS, "slot": slot}))
+    gone = (*line.gone, ask.ticket) if ask.ticket else line.gone
+    return Granted._make((row, tuple(events), limit if changed else None, line.ahead, gone))
 
 
-def force_release(current: LeaseRow | None, scope: str, reason: str, moment: Moment) -> Granted | Refused:
-    """End the live lease of a scope against its owner's will."""
-    if current is None or not is_live(current, moment):
-        return Refused(NotFoundError(f"no live lease on scope {scope!r}: nothing to release", scope=scope))
-    row = current._replace(state="force-released")
-    return Granted(row, (_happened("lease.force-released", row, {"reason": reason}),))
+def fullness(standing: Standing, scope: str, moment: Moment) -> LeaseHeldError | None:
+    """The error that says why a scope has no free slot; None when it has one."""
+    live: Live = []
+    for row in standing.rows:
+        if row.state == "live" and (remaining := left(row, moment, standing.alive)).ns:
+            live.append((row, remaining))
+    if len(live) < (standing.limit or 1):
+        return None
+    error = _held(scope, live, queue.NOBODY, moment).error
+    assert isinstance(error, LeaseHeldError)
+    return error
 
 
-def _grant(current: LeaseRow | None, ask: Ask, moment: Moment) -> LeaseRow:
-    token = 1 if current is None else current.token + 1
+def _limit(standing: Standing, ask: Ask) -> tuple[int, bool]:
+    """The scope's limit, and whether this grant fixes it at another one than 1."""
+    if standing.limit is None and not standing.rows:
+        limit, changed = ask.limit or 1, ask.limit is not None and ask.limit > 1
+    else:
+        limit, changed = standing.limit or 1, False
+        if ask.limit is not None and ask.limit != limit:
+            invalid(
+                "limit",
+                f"is {limit} in scope {ask.scope!r}, not {ask.limit}: it was fixed by the first grant, or set since",
+                hint="leave it out, or change it for everybody with 'lease set-limit' (set_limit)",
+                limit=limit,
+                asked=ask.limit,
+            )
+    if ask.reclaim and limit > 1:
+        invalid("reclaim", f"is for scopes with one lease at a time; {ask.scope!r} has a limit of {limit}")
+    return limit, changed
+
+
+def _lowest_free(taken: Sequence[int]) -> int:
+    slot = 0
+    while slot in taken:
+        slot += 1
+    return slot
+
+
+def _of_slot(rows: Sequence[LeaseRow], slot: int) -> LeaseRow | None:
+    for row in rows:
+        if row.slot == slot:
+            return row
+    return None
+
+
+def _free_for(before: LeaseRow | None, over: Live, moment: Moment) -> int:
+    """How long the slot has been free; an end that is not on record yet has only just been noticed."""
+    if before is None:
+        return FOR_EVER
+    return 0 if any(before is row for row, _ in over) else free_ns(before, moment)
+
+
+def _reclaim(standing: Standing, ask: Ask, current: LeaseRow, moment: Moment) -> Refused | Granted:
+    """Take one's own live lease back, unless its process is there to be asked."""
+    if current.process and current.process != ask.process and standing.alive.get(current.process):
+        return Refused(
+            LeaseHeldError(
+                f"the process of {current.owner!r}, which holds scope {current.scope!r}, is alive: not reclaimed",
+                hint="end that process first, or end its lease on record with 'lease force-release' (force_release)",
+                **_facts(current, left(current, moment, standing.alive), moment),
+            )
+        )
+    row = _grant(standing.rows, current.slot, ask, moment)
+    happened = _happened("lease.reclaimed", row, {"ttl_seconds": row.ttl_ns / NS, "slot": row.slot})
+    return Granted(row, (happened,))
+
+
+def _grant(rows: Sequence[LeaseRow], slot: int, ask: Ask, moment: Moment) -> LeaseRow:
+    token = 1
+    for row in rows:
+        if row.token >= token:
+            token = row.token + 1
     if token > MAX_TOKEN:
         invalid("scope", f"has used up its tokens (the last one is {MAX_TOKEN}); use another scope")
-    scope, owner, ttl_ns, metadata, _ = ask
+    scope, owner, ttl_ns, metadata, _, _, process, _ = ask
     wall, ticks, domain, _ = moment
-    return LeaseRow._make((scope, 0, owner, token, "live", ttl_ns, wall, wall, wall + ttl_ns, domain, ticks, metadata))
-
-
-def _held(current: LeaseRow, left: Remaining, moment: Moment) -> Refused:
-    expires_at = rfc3339(present.ends_ns(current, left.ns, moment))
-    error = LeaseHeldError(
-        f"scope {current.scope!r} is held by {current.owner!r} (token {current.token}) until {expires_at}",
-        hint="try again after retry_after seconds; the holder may release it earlier",
-        scope=current.scope,
-        owner=current.owner,
-        token=current.token,
-        expires_at=expires_at,
-        retry_after=left.ns / NS,
+    return LeaseRow._make(
+        (scope, slot, owner, token, "live", ttl_ns, wall, wall, wall + ttl_ns, domain, ticks, metadata, process)
     )
-    if not left.clamp:
-        return Refused(error)
-    row = clamped(current, moment)
-    return Refused(error, row=row, events=(_happened("lease.clamped", row, {"ttl_seconds": row.ttl_ns / NS}),))
+
+
+def _held(scope: str, live: Live, line: queue.Queue, moment: Moment) -> Refused:
+    current, remaining = min(live, key=lambda each: each[1].ns)
+    facts = _facts(current, remaining, moment)
+    others = f" and {len(live) - 1} more" if len(live) > 1 else ""
+    waiting = f"; {len(line.ahead)} are waiting for it" if line.ahead else ""
+    error = LeaseHeldError(
+        f"scope {scope!r} is held by {current.owner!r} (token {current.token}) until {facts['expires_at']}"
+        f"{others}{waiting}",
+        hint="try again after retry_after seconds, or wait in the queue (--wait); the holder may release it earlier",
+        **facts,
+        position=len(line.ahead) + 1,
+    )
+    rows = tuple(clamped(row, moment) for row, remaining in live if remaining.clamp)
+    events = tuple(_happened("lease.clamped", row, {"ttl_seconds": row.ttl_ns / NS}) for row in rows)
+    return Refused(error, rows=rows, events=events)
+
+
+def _facts(current: LeaseRow, remaining: Remaining, moment: Moment) -> dict[str, Any]:
+    return {
+        "scope": current.scope,
+        "owner": current.owner,
+        "token": current.token,
+        "expires_at": rfc3339(present.ends_ns(current, remaining.ns, moment)),
+        "retry_after": remaining.ns / NS,
+    }
+
+
+def _behind(scope: str, over: Live, line: queue.Queue, moment: Moment) -> Refused:
+    """Free, but others are ahead. What ended without a word goes on record: their time counts from here."""
+    ahead = len(line.ahead)
+    error = LeaseHeldError(
+        f"scope {scope!r} is free, but {ahead} {'waiter is' if ahead == 1 else 'waiters are'} ahead in its queue",
+        hint="wait in the queue (--wait), or try again after retry_after seconds",
+        scope=scope,
+        owner=None,
+        token=None,
+        expires_at=None,
+        retry_after=queue.TURN_NS * ahead / NS,
+        position=ahead + 1,
+    )
+    rows = tuple(ended(row, "expired", moment) for row, _ in over)
+    return Refused(error, rows=rows, events=tuple(_expired(row, remaining) for row, remaining in over))
 
 
 def heartbeat(row: LeaseRow, ttl_ns: int | None, moment: Moment) -> Granted:
     """Extend a live lease; without ``ttl_ns`` by the length it has."""
-    scope, slot, owner, token, state, had_ns, acquired_at, _, _, _, _, metadata = row
-    ttl_ns = ttl_ns or had_ns
+    extended = renewed(row, ttl_ns or row.ttl_ns, moment)
+    detail: dict[str, object] = {} if extended.ttl_ns == row.ttl_ns else {"ttl_seconds": extended.ttl_ns / NS}
+    return Granted._make((extended, (_happened("lease.heartbeat", extended, detail),), None, (), ()))
+
+
+def renewed(row: LeaseRow, ttl_ns: int, moment: Moment) -> LeaseRow:
+    """A live lease with a whole ttl to live from now."""
+    scope, slot, owner, token, state, _, acquired_at, _, _, _, _, metadata, process = row
     wall, ticks, domain, _ = moment
-    row = LeaseRow._make(
-        (scope, slot, owner, token, state, ttl_ns, acquired_at, wall, wall + ttl_ns, domain, ticks, metadata)
+    return LeaseRow._make(
+        (scope, slot, owner, token, state, ttl_ns, acquired_at, wall, wall + ttl_ns, domain, ticks, metadata, process)
     )
-    detail: dict[str, object] = {} if ttl_ns == had_ns else {"ttl_seconds": ttl_ns / NS}
-    return Granted._make((row, (_happened("lease.heartbeat", row, detail),)))
 
 
-def release(row: LeaseRow) -> Granted:
+def release(row: LeaseRow, moment: Moment) -> Granted:
     """End a live lease by its owner's will; the row stays, for the token."""
-    row = row._replace(state="released")
-    return Granted._make((row, (_happened("lease.released", row, {}),)))
+    row = ended(row, "released", moment)
+    return Granted._make((row, (_happened("lease.released", row, {}),), None, (), ()))
+
+
+def force_release(rows: Sequence[LeaseRow], scope: str, reason: str, moment: Moment) -> Granted | Refused:
+    """End the live lease of a scope against its owner's will."""
+    if not rows:
+        return Refused(NotFoundError(f"no live lease on scope {scope!r}: nothing to release", scope=scope))
+    if len(rows) > 1:
+        invalid(
+            "token",
+            f"is needed: scope {scope!r} has {len(rows)} live leases",
+            hint="'lease list' shows their tokens",
+            tokens=[row.token for row in rows],
+        )
+    row = ended(rows[0], "force-released", moment)
+    return Granted(row, (_happened("lease.force-released", row, {"reason": reason}),))
+
+
+def expire(row: LeaseRow, reason: str, moment: Moment) -> Granted:
+    """Put the end of a lease on record that is over: by its time, or since its owner is dead."""
+    happened = _happened("lease.expired", row, {"reason": reason})
+    return Granted(ended(row, "expired", moment), (happened,))
+
+
+def _expired(row: LeaseRow, remaining: Remaining) -> Happened:
+    return _happened("lease.expired", row, {"reason": remaining.reason})
 
 
 def _happened(kind: str, row: LeaseRow, detail: dict[str, object]) -> Happened:

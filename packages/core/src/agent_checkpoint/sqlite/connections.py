@@ -8,6 +8,7 @@ import stat
 import sys
 import weakref
 from contextlib import suppress
+from itertools import count
 from threading import get_ident
 from time import monotonic, sleep
 
@@ -45,11 +46,18 @@ class Connection(sqlite3.Connection):
     """
 
     identity: tuple[int, int] | None = None
+    number = 0
+    """Which connection of this process it is: counted, for an address comes again."""
+    commits = 0
+    """How many changes were committed by it."""
+    level = ""
+    """Its ``synchronous``."""
     loan: _Loan
     run: Callable[..., sqlite3.Cursor]
 
 
 _NEVER = object()
+_numbers = count(1)
 
 
 class _Loan:
@@ -86,8 +94,10 @@ def connect(path: str, synchronous: str) -> Connection:
         factory=Connection,
     )
     try:
+        connection.number = next(_numbers)
         connection.run = connection.cursor().execute
         connection.run(f"PRAGMA synchronous={synchronous}")
+        connection.level = synchronous
         if sys.platform == "darwin":
             # There fsync leaves the data in the drive's cache.
             connection.run("PRAGMA fullfsync=1")

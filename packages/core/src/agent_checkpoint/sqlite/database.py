@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 import weakref
 
 from agent_checkpoint.database import Database
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from agent_checkpoint.clock import Clock
+    from agent_checkpoint.database import Bell
+    from agent_checkpoint.process import ProcessTable
     from agent_checkpoint.records import Check
     from agent_checkpoint.sqlite.connections import Connection
     from agent_checkpoint.sqlite.gate import Gate
@@ -32,11 +35,14 @@ class SqliteDatabase(Database):
 
     dialect = "sqlite"
 
-    def __init__(self, path: str, *, busy_timeout_seconds: float, synchronous: str, clock: Clock) -> None:
+    def __init__(
+        self, path: str, *, busy_timeout_seconds: float, synchronous: str, clock: Clock, processes: ProcessTable
+    ) -> None:
         self.name = path
         self.busy_seconds = busy_timeout_seconds
         self.synchronous = synchronous
         self.clock = clock
+        self.processes = processes
         self.core_migrations = {self.dialect: [entry.path for entry in os.scandir(MIGRATIONS)]}
         self._version = len(self.core_migrations[self.dialect])
         self.connections = Connections(path, busy_timeout_seconds, synchronous)
@@ -56,12 +62,40 @@ class SqliteDatabase(Database):
         locks: Sequence[str],  # noqa: ARG002
         migrating: bool = False,
         patience: float | None = None,
+        durable: bool = True,
     ) -> SqliteTransaction:
         # SQLite has one write lock for the whole file, so the names are not needed.
-        return SqliteTransaction(self, migrating, patience)
+        return SqliteTransaction(self, migrating, patience, durable)
 
     def read(self) -> SqliteRead:
         return SqliteRead(self)
+
+    def stamp(self) -> object:
+        connection = self.borrow()
+        try:
+            version = connection.run("PRAGMA data_version").fetchone()[0]
+        except BaseException as error:
+            self.connections.discard(connection)
+            if isinstance(error, sqlite3.Error):
+                raise translate(error, self.name) from error
+            raise
+        # A connection does not see its own commits in its data_version.
+        found = (connection.number, version, connection.commits)
+        self.connections.give_back(connection)
+        return found
+
+    def bell(self) -> Bell | None:
+        if self.clock.sleep is not time.sleep:
+            return None  # time that is turned by hand passes in sleep alone
+        from agent_checkpoint.sqlite.bell import bell
+
+        return bell()
+
+    def identify(self, pid: int | None = None, **more: object) -> str:
+        return self.processes.identify(pid, **more)
+
+    def alive(self, process: str) -> bool | None:
+        return self.processes.alive(process)
 
     def health(self) -> Iterable[Check]:
         from agent_checkpoint.sqlite.health import checks

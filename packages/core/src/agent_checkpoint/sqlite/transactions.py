@@ -84,12 +84,14 @@ class SqliteTransaction(Transaction):
     _gate: Gate | None = None
     _generation = -1
 
-    def __init__(self, database: SqliteDatabase, migrating: bool, patience: float | None) -> None:
+    def __init__(self, database: SqliteDatabase, migrating: bool, patience: float | None, durable: bool) -> None:
         self._database = database
         self._migrating = migrating
+        self._level = database.synchronous if durable else "normal"
         self._patience = database.busy_seconds / 2 if patience is None else min(patience, database.busy_seconds / 2)
         self._thread = get_ident()
         self._generation = forks.generation
+        self._bells: list[str] = []
 
     def __enter__(self) -> SqliteTransaction:
         database = self._database
@@ -127,6 +129,10 @@ class SqliteTransaction(Transaction):
                 _roll_back(self._lent)
         finally:
             self._leave()
+        if self._bells and kind is None:
+            from agent_checkpoint.sqlite.bell import ring
+
+            ring(self._bells)
 
     def __del__(self) -> None:
         # Where an interrupt struck before the end could do its work.
@@ -153,6 +159,9 @@ class SqliteTransaction(Transaction):
             connection.executemany(sql, parameters)
         except (sqlite3.Error, OverflowError) as error:
             raise translate(error, self._database.name) from error
+
+    def ring(self, bells: Iterable[str]) -> None:
+        self._bells += bells
 
     def script(self, text: str) -> None:
         for statement in schema.statements(text):
@@ -181,6 +190,9 @@ class SqliteTransaction(Transaction):
 
     def _begin(self, connection: Connection, started: float) -> None:
         try:
+            if connection.level != self._level:  # SQLite ignores it inside a transaction
+                connection.run(f"PRAGMA synchronous={self._level}")
+                connection.level = self._level
             connection.run("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             if not is_busy(error):
@@ -209,6 +221,7 @@ class SqliteTransaction(Transaction):
         except sqlite3.Error as error:
             _roll_back(connection)
             raise translate_commit(error, self._database.name) from error
+        connection.commits += 1
 
     def _leave(self) -> None:
         """Give everything back; harmless when it is called again after an interrupt."""

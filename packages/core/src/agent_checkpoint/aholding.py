@@ -1,0 +1,141 @@
+"""Holding a lease in asyncio: the same heart beats for it, and no thread is parked by waiting.
+
+Renewal is a thread's work here too: a task on the event loop would be starved
+by the first call that blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from agent_checkpoint.errors import AgentCheckpointError
+from agent_checkpoint.holding import Held
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+    from typing import Any, TypeVar
+
+    from agent_checkpoint.database import Bell
+    from agent_checkpoint.holding import Hold
+    from agent_checkpoint.records import Lease
+    from agent_checkpoint.waiting import Waiter
+
+    T = TypeVar("T")
+    Run = Callable[..., Awaitable[Any]]
+
+
+class AsyncHeldLease(Held):
+    """What ``async with store.hold(…)`` gives."""
+
+    _run: Run
+
+    async def check(self) -> Lease:
+        """See ``HeldLease.check``."""
+        self._check_deadline()
+        lease: Lease = await self._run(self._check_store)
+        return lease
+
+
+class AsyncHold:
+    """A lease for the length of an ``async with`` block."""
+
+    def __init__(self, hold: Hold, run: Run) -> None:
+        self._hold = hold
+        self._run = run
+
+    async def __aenter__(self) -> AsyncHeldLease:
+        loop = asyncio.get_running_loop()
+        hold = self._hold
+        hold.on_lost = _in_loop(loop, hold.on_lost)
+        waiter = hold.waiter(asyncio.current_task())
+        lease = await wait(waiter, self._run, lambda lease: hold.release(lease.fence))
+        held = AsyncHeldLease(hold, lease, waiter.asked_at, lambda: not loop.is_closed())
+        held._run = self._run
+        hold.start(held)
+        return held
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        held = self._hold.stop()
+        if held is not None:
+            await uncancelled(self._run(self._hold.give_back, held, kind is None))
+
+
+async def wait(waiter: Waiter, run: Run, give_back: Callable[[Lease], object]) -> Lease:
+    """Step a waiter to its lease; a task that is cancelled leaves neither a ticket nor a lease behind."""
+    try:
+        rang = False
+        while True:
+            found = await uncancelled(run(waiter.step, rang), give_back_of(run, give_back))
+            if not isinstance(found, float):
+                lease: Lease = found
+                return lease
+            rang = await _rest(waiter.bell, found)
+    except BaseException:
+        await uncancelled(run(waiter.leave))
+        raise
+
+
+async def _rest(bell: Bell | None, seconds: float) -> bool:
+    """Pause, until the bell rings; whether it rang."""
+    if bell is None:
+        await asyncio.sleep(seconds)
+        return False
+    loop, rang = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(bell.fileno(), rang.set)
+    try:
+        return await asyncio.wait_for(rang.wait(), seconds)
+    except asyncio.TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(bell.fileno())
+        bell.silence()
+
+
+def give_back_of(run: Run, give_back: Callable[[Lease], object]) -> Callable[[object], Awaitable[object]]:
+    """What undoes a step: where it brought a lease, that is released."""
+
+    def undo(found: object) -> None:
+        # It may have ended by itself, or the database be out of reach: then its ttl ends it.
+        if not isinstance(found, float):
+            with suppress(AgentCheckpointError):
+                give_back(found)  # type: ignore[arg-type]
+
+    return lambda found: run(undo, found)
+
+
+async def uncancelled(call: Awaitable[T], undo: Callable[[T], Awaitable[object]] | None = None) -> T:
+    """Wait for a call to its end, even when cancelled; then ``undo`` its result, and be cancelled."""
+    running = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await _settled(running)
+        if undo is not None and not running.cancelled() and running.exception() is None:
+            await _settled(asyncio.ensure_future(undo(running.result())))
+        raise
+
+
+async def _settled(future: asyncio.Future[Any]) -> None:
+    """Wait until a future is done, through further cancellations."""
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            continue
+
+
+def _in_loop(
+    loop: asyncio.AbstractEventLoop, on_lost: Callable[[Any, str], object] | None
+) -> Callable[[Any, str], object] | None:
+    """A coroutine function runs as a task of the loop, anything else in its own thread."""
+    if on_lost is None or not asyncio.iscoroutinefunction(on_lost):
+        return on_lost
+
+    def call(held: Any, reason: str) -> None:
+        with suppress(RuntimeError):  # the loop is closed: there is nobody to tell
+            asyncio.run_coroutine_threadsafe(on_lost(held, reason), loop)
+
+    return call

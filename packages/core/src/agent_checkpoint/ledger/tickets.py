@@ -1,0 +1,90 @@
+"""The tickets of those who wait. They are not audited, and lost in a power cut without harm."""
+
+from __future__ import annotations
+
+from agent_checkpoint.records import Ticket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent_checkpoint.database import Reader, Transaction
+
+OF_SCOPE = """
+SELECT number, scope, owner, ttl_ns, asked_at, expires_at, domain, beat_ticks, passed, process, bell FROM tickets
+WHERE scope = ?
+ORDER BY number
+"""
+
+# Those who sleep through their turn keep their place, but are not waited for.
+NEXT_BELLS = """
+SELECT bell FROM tickets
+WHERE scope = ? AND passed = 0
+ORDER BY number
+LIMIT ?
+"""
+
+ALL = """
+SELECT number, scope, owner, ttl_ns, asked_at, expires_at, domain, beat_ticks, passed, process, bell FROM tickets
+ORDER BY scope, number
+"""
+
+ADD = """
+INSERT INTO tickets (scope, owner, ttl_ns, asked_at, expires_at, domain, beat_ticks, passed, process, bell)
+VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?, ?)
+RETURNING number
+"""
+
+# Whoever renews its ticket is awake, and has its place again.
+RENEW = """
+UPDATE tickets SET expires_at = ?, domain = ?, beat_ticks = ?, passed = 0
+WHERE number = ? AND scope = ?
+"""
+
+SKIP = """
+UPDATE tickets SET passed = 1
+WHERE number = ? AND scope = ?
+"""
+
+REMOVE = """
+DELETE FROM tickets
+WHERE number = ? AND scope = ?
+"""
+
+
+def of_scope(reader: Reader, scope: str) -> list[Ticket]:
+    """The queue of a scope, first come first."""
+    return [Ticket._make(row) for row in reader.rows(OF_SCOPE, (scope,))]
+
+
+def next_bells(reader: Reader, scope: str, most: int) -> list[str]:
+    """The bells of those whose turn it is; some may have none."""
+    return [bell for (bell,) in reader.rows(NEXT_BELLS, (scope, most)) if bell]
+
+
+def everyone(reader: Reader) -> list[Ticket]:
+    """Every queue, by scope."""
+    return [Ticket._make(row) for row in reader.rows(ALL)]
+
+
+def add(transaction: Transaction, scope: str, owner: str, ttl_ns: int, process: str, bell: str) -> int:
+    """Queue up; the ticket's number."""
+    wall, ticks, domain, _ = transaction.moment
+    added = transaction.rows(ADD, (scope, owner, ttl_ns, wall, wall + ttl_ns, domain, ticks, process, bell))
+    return int(added[0][0])
+
+
+def renew(transaction: Transaction, scope: str, number: int, ttl_ns: int) -> bool:
+    """Keep a ticket for another life; False when it is gone."""
+    wall, ticks, domain, _ = transaction.moment
+    return transaction.run(RENEW, (wall + ttl_ns, domain, ticks, number, scope)) == 1
+
+
+def pass_over(transaction: Transaction, scope: str, numbers: Iterable[int]) -> None:
+    """Note that somebody behind these was served."""
+    transaction.executemany(SKIP, [(number, scope) for number in numbers])
+
+
+def remove(transaction: Transaction, scope: str, numbers: Iterable[int]) -> None:
+    """Take tickets out of the queue."""
+    transaction.executemany(REMOVE, [(number, scope) for number in numbers])
