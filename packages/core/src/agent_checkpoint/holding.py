@@ -107,6 +107,15 @@ class Held:
             return 0.0
         return max(0.0, (self._pulse.deadline - self._clock.ticks_ns()) / NS)
 
+    def bind(self, **more: Any) -> None:
+        """Put more about the process on record, such as ``supervised=True``: it is not proven dead from outside then.
+
+        Raises:
+            StaleLeaseError: it is lost.
+        """
+        database = self._hold.changes.database
+        leases.bind(self._hold.changes, self.fence, database.identify(**more))
+
     def on_extended(self, call: Callable[[int], object]) -> None:
         """Call this from the heartbeat thread with each new deadline (``deadline_ns``); it must not wait."""
         self._pulse.on_extended = call

@@ -46,6 +46,11 @@ def print_error(error: dict[str, Any]) -> None:
             silence(sys.stderr)
 
 
+def warn(code: str, message: str) -> None:
+    """Say something on stderr that changes nothing of the result."""
+    print_error({"code": code, "message": message, "hint": "", "retryable": False})
+
+
 def write(text: str) -> None:
     """Write to stdout now, so that whatever is wrong with it is noticed here.
 

@@ -27,20 +27,26 @@ _WIDTH = 96
 
 
 class Answer(Record):
-    """What a command answers: a JSON value, perhaps a text for people, perhaps a status."""
+    """What a command answers: a JSON value, perhaps a text for people, perhaps a status; ``silent``: nothing."""
 
     value: Any
     text: str | None = None
     status: int = 0
+    silent: bool = False
 
 
 class Command(Record):
-    """One command: its sentence in the overview, its own arguments, what it does."""
+    """One command: its sentence in the overview, its own arguments, what it does.
+
+    ``takes_command``: what stands behind ``--`` is a command of its own, and
+    stdout is for that one.
+    """
 
     summary: str
     arguments: Callable[[argparse.ArgumentParser], object]
     run: Callable[[argparse.Namespace], Answer]
     format: str = "json"
+    takes_command: bool = False
 
 
 class Parser(argparse.ArgumentParser):
@@ -82,6 +88,8 @@ def parser_for(name: str, command: Command) -> Parser:
     parser = Parser(prog=f"agent-checkpoint {name}", description=command.summary)
     command.arguments(parser)
     parser.add_globals(command.format)
+    if command.takes_command:
+        parser.usage = parser.format_usage().removeprefix("usage: ").rstrip() + " -- CMD [ARG …]"
     return parser
 
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "checkpoint history": "checkpoints",
     "checkpoint diff": "checkpoints",
     "checkpoint prune": "checkpoints",
+    "run": "supervised",
     "events": "events",
     "status": "status",
     "doctor": "stores",
@@ -71,22 +72,27 @@ def command(name: str) -> Command:
 
 
 def _run(argv: Sequence[str]) -> int:
+    argv, inner = _cut(argv)
     words, rest = _split(argv)
     name = " ".join(words)
     if not (words and name in COMMANDS and len(words) == len(name.split())):
         return _overview(words, rest)
     chosen = command(name)
+    if inner is not None and not chosen.takes_command:
+        rest += ["--", *inner]
     try:
         arguments = parser_for(name, chosen).parse_args(rest)
     except SystemExit:  # argparse has printed its help
         return 0
+    arguments.command = inner
     if arguments.default is not None and arguments.field is None:
         raise InvalidInputError("default: --default goes with --field", field="default")
-    if sys.stdout is None:
+    if sys.stdout is None and not chosen.takes_command:
         raise InvalidInputError("stdout: is closed, there is nowhere to print the answer", field="stdout")
     try:
         answer = chosen.run(arguments)
-        output.print_answer(answer, arguments)
+        if not answer.silent:
+            output.print_answer(answer, arguments)
     finally:
         _close_stores()
     return answer.status
@@ -96,6 +102,14 @@ def _close_stores() -> None:
     opening = sys.modules.get("agent_checkpoint.cli.opening")
     if opening is not None:
         opening.close()
+
+
+def _cut(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
+    """What stands before the first ``--``, and what behind it; None without one."""
+    if "--" not in argv:
+        return argv, None
+    at = list(argv).index("--")
+    return argv[:at], argv[at + 1 :]
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
