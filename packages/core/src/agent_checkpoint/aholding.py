@@ -44,12 +44,13 @@ class AsyncHold:
 
     def __init__(self, hold: Hold, run: Run) -> None:
         self._hold = hold
+        self._on_lost = hold.on_lost
         self._run = run
 
     async def __aenter__(self) -> AsyncHeldLease:
         loop = asyncio.get_running_loop()
         hold = self._hold
-        hold.on_lost = _in_loop(loop, hold.on_lost)
+        hold.on_lost = _in_loop(loop, self._on_lost)
         waiter = hold.waiter(asyncio.current_task())
         lease = await wait(waiter, self._run, lambda lease: hold.release(lease.fence))
         held = AsyncHeldLease(hold, lease, waiter.asked_at, lambda: not loop.is_closed())
@@ -74,7 +75,8 @@ async def wait(waiter: Waiter, run: Run, give_back: Callable[[Lease], object]) -
                 return lease
             rang = await _rest(waiter.bell, found)
     except BaseException:
-        await uncancelled(run(waiter.leave))
+        with suppress(AgentCheckpointError):  # the store was closed meanwhile
+            await uncancelled(run(waiter.leave))
         raise
 
 

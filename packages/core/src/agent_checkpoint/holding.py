@@ -12,7 +12,7 @@ import threading
 import weakref
 
 from agent_checkpoint import leases, names, waiting
-from agent_checkpoint.errors import StaleLeaseError, StorageError
+from agent_checkpoint.errors import AgentCheckpointError, ReentrancyError, StaleLeaseError
 from agent_checkpoint.heart import Pulse
 from agent_checkpoint.names import NS
 from agent_checkpoint.rules.fence import STOP
@@ -46,14 +46,13 @@ class Held:
         self._hold = hold
         self._clock = hold.changes.database.clock
         self._pid = os.getpid()
-        me = weakref.ref(self)
+        me = weakref.ref(self)  # all that the heart has of us: a dropped object ends the renewal
 
         def on_lost(reason: str) -> None:
             held = me()
-            if held is not None and hold.on_lost is not None and held._pid == os.getpid():
-                _call(hold.on_lost, held, reason)
+            if held is not None and held._hold.on_lost is not None and held._pid == os.getpid():
+                _call(held._hold.on_lost, held, reason)
 
-        # A dropped object ends the renewal: the heart has no other way to it than this.
         self._pulse = Pulse(lease, asked_at, hold.max_lifetime_ns, lambda: me() is not None and lives(), on_lost)
 
     @property
@@ -208,7 +207,17 @@ class Hold:
             self.give_back(held, kind is None)
 
     def waiter(self, holder: object = None) -> waiting.Waiter:
-        """Who asks for the lease: bound to this process."""
+        """Who asks for the lease: bound to this process.
+
+        Raises:
+            ReentrancyError: the block is entered already.
+        """
+        if self._held is not None and self._held._pid == os.getpid():
+            raise ReentrancyError(
+                f"this block holds scope {self._ask.scope!r} already",
+                hint="call store.hold() again for another block",
+                scope=self._ask.scope,
+            )
         ask = self._ask._replace(process=self.changes.database.identify())
         return waiting.Waiter(self.changes, ask, self._wait_seconds, self._holders, holder)
 
@@ -238,8 +247,8 @@ class Hold:
         except StaleLeaseError as stale:
             if tell:
                 raise (held._stale() if held.lost.is_set() else stale) from None
-        except StorageError:
-            # The ttl ends it; a lease that is lost is the worse news.
+        except AgentCheckpointError:
+            # The store fails, is gone or closed. The ttl ends it; a lease that is lost is the worse news.
             if tell and not held.lost.is_set():
                 raise
         if tell and held.lost.is_set():

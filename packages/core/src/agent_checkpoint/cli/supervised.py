@@ -16,7 +16,6 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     LeaseHeldError,
     StaleLeaseError,
-    StorageError,
 )
 from agent_checkpoint.heart import BEATS, margin_ns
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-    from agent_checkpoint.holding import HeldLease
+    from agent_checkpoint.holding import HeldLease, Hold
     from agent_checkpoint.store import StateStore
     from agent_checkpoint.supervise import Ended, Supervisor
 
@@ -114,19 +113,29 @@ def _hold(arguments: Namespace, opened: StateStore, report: Report) -> int:
     hold()
     # Forked before the store is opened: the guard shares no database, and there are no threads.
     supervisor = _supervisor(arguments, opened, grace)
-    ended = None
     try:
         if arguments.init:
             opened.initialize()
-        with hold(on_lost=lambda *_: supervisor.lose()) as held:
-            ended = _supervise(supervisor, held, {**os.environ, **variables(opened.database, held.fence, outer)})
-    except (StaleLeaseError, StorageError) as error:
-        if ended is None:
+        entered = hold(on_lost=lambda *_: supervisor.lose())
+        held = entered.__enter__()
+        try:
+            environ = {**os.environ, **variables(opened.database, held.fence, outer)}
+            ended = _supervise(supervisor, held, environ)
+        except BaseException as error:
+            entered.__exit__(type(error), error, None)
             raise
-        return _end_badly(ended, error, report)
+        return _end(ended, held, _given_back(entered), arguments.command[0], report)
     finally:
         supervisor.close()
-    return _end(ended, held, arguments.command[0], report)
+
+
+def _given_back(hold: Hold) -> AgentCheckpointError | None:
+    """Release the lease; what went wrong with that."""
+    try:
+        hold.__exit__(None, None, None)
+    except AgentCheckpointError as error:
+        return error
+    return None
 
 
 def _grace(ttl: float, given: float | None) -> float:
@@ -175,28 +184,38 @@ def _supervise(supervisor: Supervisor, held: HeldLease, environ: dict[str, str])
     return supervisor.run()
 
 
-def _end(ended: Ended, held: HeldLease, command: str, report: Report) -> int:
-    facts = {**held.fence._asdict(), "error": ended.error or None}
-    if ended.why in ("not-found", "cannot-execute"):
+def _end(ended: Ended, held: HeldLease, error: AgentCheckpointError | None, command: str, report: Report) -> int:
+    """The command's status, unless its lease ended before it did."""
+    if isinstance(error, StaleLeaseError) or ended.why in ("lost", "guard-died"):
+        stale = _lost(ended, held, error)
+        report.write(stale.exit_status, stale.code, stale.facts, ended)
+        raise stale
+    if error is not None:
+        output.warn(error.code, f"the lease could not be released, and ends by its ttl: {error}")
+    if ended.error:
         output.warn(f"command-{ended.why}", f"cannot execute {command!r}: {ended.error}")
+    facts = {**held.fence._asdict(), "error": ended.error or (None if error is None else str(error))}
     report.write(ended.status, ended.why, facts, ended)
     return ended.status
 
 
-def _end_badly(ended: Ended, error: StaleLeaseError | StorageError, report: Report) -> int:
-    """The command has ended, and the lease had before, or could not be given back."""
-    if isinstance(error, StorageError):
-        output.warn(error.code, f"the lease could not be released, and ends by its ttl: {error}")
-        report.write(ended.status, ended.why, {"error": str(error)}, ended)
-        return ended.status
+def _lost(ended: Ended, held: HeldLease, error: Exception | None) -> StaleLeaseError:
     if ended.why == "guard-died":
-        error = StaleLeaseError(
-            "the process that guarded the command was killed; the command was ended, and its lease with it",
-            hint="look for what killed it (the out-of-memory killer?), then run it again",
-            **{**error.facts, "reason": "guard-died"},
-        )
-    report.write(error.exit_status, error.code, error.facts, ended)
-    raise error
+        reason, why = "guard-died", "its guard was killed: the command was ended, and the lease with it"
+        hint = "look for what killed it (the out-of-memory killer?), then run it again"
+    elif isinstance(error, StaleLeaseError):
+        return error
+    else:
+        # Asked to end while the grace lasted: the lease was alive still, and about to be lost.
+        reason, why = "expired", "was not renewed in time, and the command was ended before it ran out"
+        hint = "see whether the store can be written (agent-checkpoint doctor), then run it again"
+    return StaleLeaseError(
+        f"the lease of {held.owner!r} on scope {held.scope!r} with token {held.token} {why}",
+        hint=hint,
+        reason=reason,
+        **held.fence._asdict(),
+        heartbeat_gap=held.heartbeat_gap,
+    )
 
 
 COMMANDS = {"run": Command("Run a command under a lease.", _arguments, _run, takes_command=True)}
