@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
+from agent_checkpoint.database import ORDINARY
 from agent_checkpoint.errors import (
     FenceRefusedError,
     OutcomeUnknownError,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
-    from agent_checkpoint.database import Database, Transaction
+    from agent_checkpoint.database import Database, Terms, Transaction
     from agent_checkpoint.errors import AgentCheckpointError
     from agent_checkpoint.notifier import Notifier
     from agent_checkpoint.plugins import Plugins
@@ -76,21 +77,17 @@ class Changes:
         locks: tuple[str, ...],
         decide: Decide,
         write: Write | None = None,
-        *,
-        migrating: bool = False,
-        patience: float | None = None,
-        durable: bool = True,
+        terms: Terms = ORDINARY,
     ) -> Any:
         """Run one change; its answer, or its error raised after the commit.
 
         ``locks`` are sorted. ``decide(change)`` returns the answer, or
         ``Refused``; when a refusal cannot be recorded, it is raised all the
         same. ``write`` is what plugins may veto: the protected write it is.
-        The rest: see ``Database.transaction``.
         """
         refuse_inside_hook()
         veto = None if write is None else self._plugins.check_fence(write)
-        return self._run(locks, decide, write, veto, migrating, patience, durable)
+        return self._run(locks, decide, write, veto, terms)
 
     def run_all(self, items: Sequence[Item]) -> list[Outcome]:
         """Run changes in one commit; an outcome for each, in order, none raised.
@@ -152,14 +149,12 @@ class Changes:
         decide: Decide,
         write: Write | None,
         veto: FenceRefusedError | None,
-        migrating: bool = False,
-        patience: float | None = None,
-        durable: bool = True,
+        terms: Terms = ORDINARY,
     ) -> Any:
         telling = self._plugins.listening()
         answer: Any = None
         try:
-            with self.database.transaction(locks, migrating, patience, durable) as transaction:
+            with self.database.transaction(locks, terms) as transaction:
                 change = Change._make((transaction, []))
                 answer = decide(change) if veto is None else Refused(veto, write)
                 told = _write_down(change, answer, telling)

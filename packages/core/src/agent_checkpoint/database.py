@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from agent_checkpoint.record import Record
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +21,26 @@ if TYPE_CHECKING:
 
     Parameters = Sequence[Any]
     Row = tuple[Any, ...]
+
+
+class Terms(Record):
+    """On which terms a transaction runs.
+
+    Only a ``migrating`` one is let at tables of another version than this
+    package writes. ``patience`` is how many seconds to queue in front of the
+    lock, where there is a queue, before going around it; ``within`` how many to
+    wait altogether, where that is not the busy timeout. Without ``durable`` a
+    power cut may take it back: for what nobody is told of, background
+    heartbeats and tickets.
+    """
+
+    migrating: bool = False
+    patience: float | None = None
+    within: float | None = None
+    durable: bool = True
+
+
+ORDINARY = Terms()
 
 
 class Reader(ABC):
@@ -104,17 +126,10 @@ class Database(ABC):
         """Make an empty store if there is none: ours by its mark, no tables of core yet."""
 
     @abstractmethod
-    def transaction(
-        self, locks: Sequence[str], migrating: bool = False, patience: float | None = None, durable: bool = True
-    ) -> AbstractContextManager[Transaction]:
+    def transaction(self, locks: Sequence[str], terms: Terms = ORDINARY) -> AbstractContextManager[Transaction]:
         """A transaction that holds ``locks`` (``scope:…``, ``workflow:…``), taken sorted.
 
-        Leaving the block commits, an exception rolls back. Only a ``migrating``
-        one is let at tables of another version than this package writes.
-        ``patience`` is how many seconds to queue in front of the lock, where
-        there is a queue, before going around it. Without ``durable`` a power cut
-        may take it back: for what nobody is told of, background heartbeats and
-        tickets.
+        Leaving the block commits, an exception rolls back.
 
         Raises:
             StorageBusyError: no lock within the busy timeout.

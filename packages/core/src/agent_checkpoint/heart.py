@@ -42,6 +42,7 @@ SHORTEST_RETRY_NS = 20_000_000
 LONGEST_RETRY_NS = NS
 # How often the heartbeats of a lease go on record, and overdue leases are looked for.
 MINUTE_NS = 60 * NS
+QUIET = leases.HEARTBEAT._replace(durable=False)
 # Leases renewed in one transaction: some 5 ms of work.
 AT_ONCE = 100
 
@@ -200,8 +201,7 @@ class Heart:
             stale: dict[int, StaleLeaseError] = self._changes.run(
                 locks,
                 lambda change: _renew_rows(change, pulses, telling),
-                patience=leases.HEARTBEAT_PATIENCE,
-                durable=telling,
+                terms=leases.HEARTBEAT if telling else QUIET,
             )
         except AgentCheckpointError:
             now = self._clock.ticks_ns()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent_checkpoint import names, payload
+from agent_checkpoint.database import ORDINARY, Terms
 from agent_checkpoint.errors import StaleLeaseError
 from agent_checkpoint.ledger import leases as rows
 from agent_checkpoint.ledger import tickets
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     Rule = Callable[[LeaseRow, Moment], Granted]
 
 
-# Seconds a heartbeat queues in front of the write lock before it goes around. A
+# A heartbeat queues for 0.1 s in front of the write lock before it goes around. A
 # frozen process at the head of the queue must not outlast a short lease, whose
 # length is known only behind the lock.
-HEARTBEAT_PATIENCE = 0.1
+HEARTBEAT = Terms(patience=0.1)
+# The sweep is a courtesy: who looks at the store is not kept waiting for it.
+SWEEP = Terms(patience=0.1, within=0.2)
 # Leases that the sweep puts on record in one transaction: some 10 ms of work.
 SWEPT_AT_ONCE = 100
 # More slots than any scope needs; looking for a free one reads them all.
@@ -90,7 +93,7 @@ def heartbeat(changes: Changes, fence: Fence, ttl_seconds: float | None) -> Leas
     """Extend a live lease, or raise ``StaleLeaseError``."""
     ttl_ns = None if ttl_seconds is None else names.ttl_ns(ttl_seconds)
     return _by_owner(
-        changes, fence, "lease.heartbeat", lambda row, moment: grant.heartbeat(row, ttl_ns, moment), HEARTBEAT_PATIENCE
+        changes, fence, "lease.heartbeat", lambda row, moment: grant.heartbeat(row, ttl_ns, moment), HEARTBEAT
     )
 
 
@@ -126,7 +129,7 @@ def bind(changes: Changes, fence: Fence, process: str) -> Lease:
     return _by_owner(changes, fence, "lease.bind", lambda row, _: Granted(row._replace(process=process), ()))
 
 
-def _by_owner(changes: Changes, fence: Fence, action: str, rule: Rule, patience: float | None = None) -> Lease:
+def _by_owner(changes: Changes, fence: Fence, action: str, rule: Rule, terms: Terms = ORDINARY) -> Lease:
     """What only the holder of a live lease may do to it."""
 
     def decide(change: Change) -> Lease | Refused:
@@ -137,7 +140,7 @@ def _by_owner(changes: Changes, fence: Fence, action: str, rule: Rule, patience:
             return Refused(row, Write("core", action, *fence, None, None, {}))
         return _settle(change, rule(row, moment), perhaps_queued)
 
-    return changes.run((f"scope:{fence.scope}",), decide, patience=patience)  # type: ignore[no-any-return]
+    return changes.run((f"scope:{fence.scope}",), decide, terms=terms)  # type: ignore[no-any-return]
 
 
 def force_release(changes: Changes, scope: str, reason: str, token: int | None) -> Lease:
@@ -208,7 +211,7 @@ def _sweep(changes: Changes, scopes: Sequence[str]) -> list[Lease]:
             wake_next(change, scope)
         return swept
 
-    return changes.run(tuple(f"scope:{scope}" for scope in scopes), decide)  # type: ignore[no-any-return]
+    return changes.run(tuple(f"scope:{scope}" for scope in scopes), decide, terms=SWEEP)  # type: ignore[no-any-return]
 
 
 def check(database: Database, fence: Fence) -> Lease:

@@ -6,6 +6,7 @@ import os
 import re
 
 from agent_checkpoint import names
+from agent_checkpoint.database import ORDINARY, Terms
 from agent_checkpoint.errors import schema_version_error
 from agent_checkpoint.ledger import components
 from agent_checkpoint.records import Happened
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.change import Change, Changes
 
 CORE = "core"
+MIGRATING = Terms(migrating=True)
 _NUMBERED = r"([0-9]{4})_[a-z0-9_]+\.sql"
 
 
@@ -53,7 +55,7 @@ def migrate(
             change.happened.append(Happened(kind, detail=detail))
         return found
 
-    return changes.run((f"component:{component}",), decide, migrating=component == CORE)  # type: ignore[no-any-return]
+    return changes.run((f"component:{component}",), decide, terms=MIGRATING if component == CORE else ORDINARY)  # type: ignore[no-any-return]
 
 
 def _read(files: Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from agent_checkpoint import leases, names
+from agent_checkpoint.database import Terms
 from agent_checkpoint.errors import AgentCheckpointError, LeaseHeldError, WaitTimeoutError
 from agent_checkpoint.ledger import tickets
 from agent_checkpoint.names import NS
@@ -35,6 +36,8 @@ SHORTEST_BY_BELL_NS = 50_000_000
 SHARE_OF_WAIT = 100
 LONGEST_NS = 50_000_000
 BEHIND = 2
+# Nobody is told of a ticket, so it need not survive a power cut.
+QUEUEING = Terms(durable=False)
 # A ticket is renewed after this part of its life.
 RENEWALS = 3
 # Lower than every ticket: nobody is ahead of who does not queue.
@@ -87,7 +90,7 @@ class Waiter:
         """Leave the queue; without the database the ticket's own life ends it."""
         if self._ask.ticket:
             with suppress(AgentCheckpointError):
-                self._changes.run(self._locks, self._give_up, durable=False)
+                self._changes.run(self._locks, self._give_up, terms=QUEUEING)
             self._ask = self._ask._replace(ticket=0)
         self._silence()
 
@@ -162,7 +165,7 @@ class Waiter:
             number = tickets.add(change.transaction, ask.scope, ask.owner, queue.LIFE_NS, process, bell)
             return number, leases.is_held(change.transaction, ask.scope)
 
-        number, held = self._changes.run(self._locks, decide, durable=False)
+        number, held = self._changes.run(self._locks, decide, terms=QUEUEING)
         self._ask = ask._replace(ticket=number)
         self._renew_at = self._now() + queue.LIFE_NS // RENEWALS
         self._look_at = 0
@@ -174,7 +177,7 @@ class Waiter:
         kept = self._changes.run(
             self._locks,
             lambda change: tickets.renew(change.transaction, self._ask.scope, self._ask.ticket, queue.LIFE_NS),
-            durable=False,
+            terms=QUEUEING,
         )
         if kept:
             self._renew_at = self._now() + queue.LIFE_NS // RENEWALS

@@ -7,7 +7,7 @@ import sqlite3
 import time
 import weakref
 
-from agent_checkpoint.database import Database
+from agent_checkpoint.database import ORDINARY, Database
 from agent_checkpoint.errors import schema_version_error
 from agent_checkpoint.sqlite import filesystem, schema
 from agent_checkpoint.sqlite.connections import Connections, patiently
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from agent_checkpoint.clock import Clock
-    from agent_checkpoint.database import Bell
+    from agent_checkpoint.database import Bell, Terms
     from agent_checkpoint.process import ProcessTable
     from agent_checkpoint.records import Check
     from agent_checkpoint.sqlite.connections import Connection
@@ -57,15 +57,9 @@ class SqliteDatabase(Database):
         filesystem.check(self.name)
         schema.create(self.name, self.busy_seconds)
 
-    def transaction(
-        self,
-        locks: Sequence[str],  # noqa: ARG002
-        migrating: bool = False,
-        patience: float | None = None,
-        durable: bool = True,
-    ) -> SqliteTransaction:
+    def transaction(self, locks: Sequence[str], terms: Terms = ORDINARY) -> SqliteTransaction:  # noqa: ARG002
         # SQLite has one write lock for the whole file, so the names are not needed.
-        return SqliteTransaction(self, migrating, patience, durable)
+        return SqliteTransaction(self, terms)
 
     def read(self) -> SqliteRead:
         return SqliteRead(self)

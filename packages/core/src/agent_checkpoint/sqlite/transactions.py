@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
-    from agent_checkpoint.database import Parameters, Row
+    from agent_checkpoint.database import Parameters, Row, Terms
     from agent_checkpoint.sqlite.connections import Connection
     from agent_checkpoint.sqlite.database import SqliteDatabase
     from agent_checkpoint.sqlite.gate import Gate
@@ -84,11 +84,12 @@ class SqliteTransaction(Transaction):
     _gate: Gate | None = None
     _generation = -1
 
-    def __init__(self, database: SqliteDatabase, migrating: bool, patience: float | None, durable: bool) -> None:
+    def __init__(self, database: SqliteDatabase, terms: Terms) -> None:
         self._database = database
-        self._migrating = migrating
+        self._migrating, patience, within, durable = terms
+        self._busy_seconds = database.busy_seconds if within is None else min(within, database.busy_seconds)
         self._level = database.synchronous if durable else "normal"
-        self._patience = database.busy_seconds / 2 if patience is None else min(patience, database.busy_seconds / 2)
+        self._patience = self._busy_seconds / 2 if patience is None else min(patience, self._busy_seconds / 2)
         self._thread = get_ident()
         self._generation = forks.generation
         self._bells: list[str] = []
@@ -197,7 +198,7 @@ class SqliteTransaction(Transaction):
         except sqlite3.Error as error:
             if not is_busy(error):
                 raise translate(error, self._database.name) from error
-            self._begin_late(connection, started + self._database.busy_seconds)
+            self._begin_late(connection, started + self._busy_seconds)
         if monotonic() - started > A_WAIT and not self._database.connections.is_current(connection):
             raise StorageBusyError(
                 f"{self._database.name} was replaced while this call waited for it; nothing was written",
@@ -212,7 +213,7 @@ class SqliteTransaction(Transaction):
         try:
             patiently(left, lambda: connection.run("BEGIN IMMEDIATE"))
         except sqlite3.Error as error:
-            raise translate(error, self._database.name, self._database.busy_seconds) from error
+            raise translate(error, self._database.name, self._busy_seconds) from error
 
     def _commit(self) -> None:
         connection = self._open()
