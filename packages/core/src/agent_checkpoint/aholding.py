@@ -85,15 +85,16 @@ async def _rest(bell: Bell | None, seconds: float) -> bool:
     if bell is None:
         await asyncio.sleep(seconds)
         return False
-    loop, rang = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(bell.fileno(), rang.set)
+    # Not by wait_for, which before Python 3.12 can swallow a cancellation.
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    timer = loop.call_later(seconds, over.set)
+    loop.add_reader(bell.fileno(), over.set)
     try:
-        return await asyncio.wait_for(rang.wait(), seconds)
-    except asyncio.TimeoutError:
-        return False
+        await over.wait()
+        return bell.wait(0)
     finally:
+        timer.cancel()
         loop.remove_reader(bell.fileno())
-        bell.silence()
 
 
 def give_back_of(run: Run, give_back: Callable[[Lease], object]) -> Callable[[object], Awaitable[object]]:
