@@ -134,7 +134,10 @@ def _by_owner(changes: Changes, fence: Fence, action: str, rule: Rule, terms: Te
 
     def decide(change: Change) -> Lease | Refused:
         moment = change.transaction.moment
-        leases, _, perhaps_queued = rows.standing(change.transaction, fence.scope)
+        if terms is HEARTBEAT:  # which ends nothing, so that nobody is to be woken
+            leases, perhaps_queued = rows.of_scope(change.transaction, fence.scope), False
+        else:
+            leases, _, perhaps_queued = rows.standing(change.transaction, fence.scope)
         row = fencing.live(leases, fence, moment)
         if isinstance(row, StaleLeaseError):
             return Refused(row, Write("core", action, *fence, None, None, {}))

@@ -159,7 +159,8 @@ class Lease(Record):
     @property
     def fence(self) -> Fence:
         """The part of the lease that a protected write presents."""
-        return Fence(self.row.scope, self.row.owner, self.row.token)
+        row = self.row
+        return Fence._make((row.scope, row.owner, row.token))
 
     @staticmethod
     def from_env(scope: str | None = None) -> Fence:

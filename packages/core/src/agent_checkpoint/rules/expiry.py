@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from agent_checkpoint.names import NS
 from agent_checkpoint.record import Record
+from agent_checkpoint.records import LeaseRow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent_checkpoint.records import LeaseRow, LeaseState, Moment, Ticket
+    from agent_checkpoint.records import LeaseState, Moment, Ticket
 
     Alive = Mapping[str, bool | None]
     """What the kernel says of processes, by the text that identifies them; None: it cannot tell."""
@@ -73,7 +74,25 @@ def is_live(row: LeaseRow, moment: Moment) -> bool:
 
 def ended(row: LeaseRow, state: LeaseState, moment: Moment) -> LeaseRow:
     """The lease after its end; when that was is what ``free_ns`` asks for."""
-    return row._replace(state=state, domain=moment.domain, beat_ticks=moment.ticks_ns)
+    scope, slot, owner, token, _, ttl_ns, acquired_at, heartbeat_at, expires_at, _, _, metadata, process = row
+    domain, ticks = moment.domain, moment.ticks_ns
+    return LeaseRow._make(
+        (
+            scope,
+            slot,
+            owner,
+            token,
+            state,
+            ttl_ns,
+            acquired_at,
+            heartbeat_at,
+            expires_at,
+            domain,
+            ticks,
+            metadata,
+            process,
+        )
+    )
 
 
 def free_ns(row: LeaseRow, moment: Moment) -> int:
