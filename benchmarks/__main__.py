@@ -12,12 +12,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from agent_checkpoint.mounts import filesystem_of
-from benchmarks import cli, growth, imports, lease, report, writers
+from benchmarks import cli, failover, growth, holding, imports, lease, report, waiting, writers
 from benchmarks.harness import Plan, Row
 
 BENCHMARKS: dict[str, Callable[[Plan], Iterator[Row]]] = {
     "lease": lease.measure,
     "writers": writers.measure,
+    "queue": waiting.measure,
+    "failover": failover.measure,
+    "holding": holding.measure,
     "cli": cli.measure,
     "growth": growth.measure,
     "import": imports.measure,

@@ -51,7 +51,7 @@ class Floor:
     def _operate(self, state: str, kind: str, detail: str) -> None:
         scope, token, execute = self._scope, self._token, self._connection.execute
         now = time.time_ns()  # changes with every operation: an unchanged page would not be written
-        row = (scope, 0, OWNER, token, state, TTL_NS, self._acquired_at, now, now + TTL_NS, DOMAIN, now, "{}")
+        row = (scope, 0, OWNER, token, state, TTL_NS, self._acquired_at, now, now + TTL_NS, DOMAIN, now, "{}", "")
         execute("BEGIN IMMEDIATE")
         try:
             execute(OF_SCOPE, (scope,)).fetchone()

@@ -151,7 +151,7 @@ def _grants(scopes: int) -> Iterator[tuple[int, int, int]]:
 def _leases(scopes: int) -> Iterator[tuple[object, ...]]:
     for number, token, at in _grants(scopes):
         if token == GRANTS:
-            yield _scope(number), 0, OWNER, token, "released", TTL_NS, at, at, at + TTL_NS, DOMAIN, at, "{}"
+            yield _scope(number), 0, OWNER, token, "released", TTL_NS, at, at, at + TTL_NS, DOMAIN, at, "{}", ""
 
 
 def _checkpoints(scopes: int) -> Iterator[tuple[object, ...]]:

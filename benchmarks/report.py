@@ -53,7 +53,7 @@ def line(row: Row) -> str:
     low, high = row.spread
     ours, theirs = side(median(row.ours)), side(median(row.theirs))
     return (
-        f"{row.benchmark:<8} {row.case:<26} ours {ours:>9}  {row.peer:>13} {theirs:>9}  "
+        f"{row.benchmark:<8} {row.case:<29} ours {ours:>9}  {row.peer:>13} {theirs:>9}  "
         f"{show(row.figure):>9}  {f'({show(low)} to {show(high)})':<21} {_verdict(row)}"
     ).rstrip()
 
@@ -74,7 +74,7 @@ def _verdict(row: Row) -> str:
 
 
 def _in_unit(unit: str) -> Callable[[float], str]:
-    return {"s": _duration, "operations/s": lambda rate: f"{rate:,.0f}/s"}.get(unit, lambda share: f"{share:.2f}")
+    return _UNITS.get(unit, lambda share: f"{share:.2f}")
 
 
 def _duration(seconds: float) -> str:
@@ -83,5 +83,18 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms" if seconds >= 0.001 else f"{seconds * 1e6:.0f} µs"
 
 
+def _rate(a_second: float) -> str:
+    return f"{a_second:,.0f}/s" if a_second >= 100 else f"{a_second:.1f}/s"
+
+
 def _times(ratio: float) -> str:
     return f"{ratio:.3f} ×"
+
+
+_UNITS: dict[str, Callable[[float], str]] = {
+    "s": _duration,
+    "operations/s": _rate,
+    "holds/s": _rate,
+    "events": lambda count: f"{count:,.0f}",
+    "of a core": lambda share: f"{share:.2%}",
+}

@@ -5,12 +5,15 @@ The convention of the code blocks is in CONTRIBUTING.md, "How the docs are teste
 
 from __future__ import annotations
 
+import configparser
 import inspect
 import os
+import plistlib
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +24,12 @@ from agent_checkpoint import AgentCheckpointError, StateStore
 from agent_checkpoint.aio import AsyncStateStore
 from agent_checkpoint.cli import CLOSED_PIPE, INTERRUPTED
 from agent_checkpoint.cli.parser import Parser, parser_for
-from agent_checkpoint.cli.run import COMMANDS, command
+from agent_checkpoint.cli.run import COMMANDS, _cut, _split, command
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "packages/core/src/agent_checkpoint"
 REFERENCE = ROOT / "docs/cli.md"
+RUN_PAGE = ROOT / "docs/run.md"
 # A page of files that belong together; its own test saves them and runs it whole.
 RUN_ELSEWHERE = {ROOT / "docs/plugins.md": Path(__file__).with_name("test_example_plugin.py")}
 RUN_HERE = [
@@ -34,12 +38,14 @@ RUN_HERE = [
     if page not in RUN_ELSEWHERE
 ]
 PAGES = sorted(page for pattern in ("*.md", "docs/*.md", "*/*/README.md") for page in ROOT.glob(pattern))
+# Files of other programs, which start the command: not run, but read.
+FILES = ("crontab", "ini", "xml")
 SECONDS = 60
 
 # What differs between two runs of one snippet, and what stands for it when they are compared.
 VARYING = (
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z"), "TIME"),
-    (re.compile(r'("(?:remaining_seconds|retry_after)": )[\d.]+'), r"\1SECONDS"),
+    (re.compile(r'("(?:heartbeat_gap|remaining_seconds|retry_after|waited_seconds)": )[\d.]+'), r"\1SECONDS"),
     (re.compile(r'/(?:[^\s"/]+/)+(?=\.state/|\.agent-checkpoint/)'), "FOLDER/"),
 )
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
@@ -155,7 +161,7 @@ def test_the_snippets_of_a_section_run_as_printed_in_an_empty_directory(section:
 
 
 def test_every_block_is_of_a_known_kind() -> None:
-    assert {block.language for block in BLOCKS} <= {"sh", "python", "json", "text", ""}
+    assert {block.language for block in BLOCKS} <= {"sh", "python", "json", "text", "", *FILES}
     for block in BLOCKS:
         for word in block.words:
             assert block.language in ("sh", "python"), block
@@ -181,6 +187,36 @@ def test_only_the_few_blocks_that_install_something_are_not_run() -> None:
 @pytest.mark.parametrize("page", RUN_ELSEWHERE, ids=lambda page: page.name)
 def test_a_page_that_is_not_run_here_is_run_by_its_own_test(page: Path) -> None:
     assert str(page.relative_to(ROOT)) in RUN_ELSEWHERE[page].read_text("utf-8")
+
+
+# Files of other programs
+
+
+def command_lines(block: Block) -> Iterator[list[str]]:
+    """The commands that a file of cron, systemd or launchd starts."""
+    if block.language == "crontab":
+        yield from (shlex.split(line)[5:] for line in block.code.splitlines())
+    elif block.language == "ini":
+        unit = configparser.RawConfigParser()
+        unit.read_string(block.code)
+        if unit.has_option("Service", "ExecStart"):
+            yield shlex.split(unit.get("Service", "ExecStart"))
+    else:
+        yield plistlib.loads(block.code.encode())["ProgramArguments"]
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.language in FILES], ids=lambda block: block.language
+)
+def test_a_file_of_another_program_can_be_read_and_starts_a_command_that_exists(block: Block) -> None:
+    for program, *words in command_lines(block):
+        assert Path(program).is_absolute()
+        assert Path(program).name == "agent-checkpoint"
+        ours, theirs = _cut(words)
+        named, rest = _split(ours)
+        parser_for(" ".join(named), command(" ".join(named))).parse_args(rest)
+        assert theirs
+        assert Path(theirs[0]).is_absolute()
 
 
 # The reference of the command
@@ -226,12 +262,17 @@ def test_the_options_of_every_command_are_in_a_section_of_their_own() -> None:
     assert "--version" in REFERENCE.read_text("utf-8")
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", REFERENCE], ids=lambda page: page.name)
-def test_a_synopsis_shows_exactly_the_arguments_of_its_command(page: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [(ROOT / "README.md", COMMANDS), (REFERENCE, COMMANDS), (RUN_PAGE, ("run",))],
+    ids=lambda value: value.name if isinstance(value, Path) else "",
+)
+def test_a_synopsis_shows_exactly_the_arguments_of_its_command(page: Path, names: Iterable[str]) -> None:
     shown = synopses(page)
 
-    assert set(shown) == set(COMMANDS)
+    assert set(shown) == set(names)
     for name, arguments in shown.items():
+        assert (" -- CMD" in arguments) is command(name).takes_command
         assert set(OPTION.findall(arguments)) == own_options(name), name
         for action in parser_for(name, command(name))._actions:
             if not action.option_strings:
@@ -285,7 +326,7 @@ def test_the_environment_variables_are_those_that_the_source_reads(tmp_path: Pat
 
 def test_every_kind_of_event_is_in_the_section_of_events() -> None:
     source = "".join(file.read_text("utf-8") for file in sorted(SOURCE.rglob("*.py")))
-    refused_actions = {"lease.release", "checkpoint.put"}
+    refused_actions = {"lease.release", "lease.expire", "lease.bind", "checkpoint.put"}
     kinds = set(re.findall(r'"((?:store|lease|checkpoint|write)\.[a-z-]+)"', source)) - refused_actions
 
     for page in (REFERENCE, ROOT / "docs/plugins.md"):

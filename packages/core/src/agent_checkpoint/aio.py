@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.clock import Clock
     from agent_checkpoint.fenced import FencedWrite
     from agent_checkpoint.process import ProcessTable
-    from agent_checkpoint.records import Check, Checkpoint, CheckpointInfo, Event, Fence, Lease, Limit, Pruned, Status
+    from agent_checkpoint.records import Check, Checkpoint, CheckpointInfo, Event, Fenced, Lease, Limit, Pruned, Status
 
     P = ParamSpec("P")
     T = TypeVar("T")
@@ -174,7 +174,7 @@ class AsyncStateStore:
         lease_scope: str | None = None,
         owner: str | None = None,
         token: int | None = None,
-        lease: Lease | Fence | None = None,
+        lease: Fenced | None = None,
         expected_sequence: int | None = None,
         rebind: bool = False,
     ) -> Checkpoint:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.clock import Clock
 
 # How long a thread with nothing to do stays: starting one costs as much as a lease.
-LINGER_SECONDS = 2.0
+LINGER_NS = 2 * NS
 # After an error that nobody foresaw, so that it does not repeat itself at full speed.
 PAUSE_SECONDS = 0.5
 
@@ -32,41 +32,58 @@ class Alarm:
         self._due = due
         self._work = work
         self._changed = threading.Condition()
-        self._running = False
+        self._serving: object = None
+        """Whose turn it is: each thread has a mark of its own, and ends when it is not this one."""
         self._wakes_at: int | None = None
 
     def set(self, at: int) -> None:
-        """Be sure that the thread wakes up at ``at`` ticks, or before."""
+        """Be sure that the thread wakes up at ``at`` ticks, or before.
+
+        Raises:
+            RuntimeError: there can be no more threads.
+        """
         with self._changed:
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            if self._serving is None:
+                self._begin()
             elif self._wakes_at is None or at < self._wakes_at:
                 self._wakes_at = at
                 self._changed.notify()
 
-    def _run(self) -> None:
-        while self._wait():
+    def _begin(self) -> None:
+        self._serving = mark = object()
+        try:
+            threading.Thread(target=self._run, args=(mark,), name=self._name, daemon=True).start()
+        except BaseException:  # interrupted, it may have started all the same: then it finds another mark
+            self._serving = None
+            raise
+
+    def _run(self, mark: object) -> None:
+        going_on = True
+        while going_on:
             try:
-                self._work()
+                going_on = self._wait(mark)
+                if going_on:
+                    self._work()
             except Exception:
                 logging.getLogger("agent_checkpoint").exception("%s: unexpected error, going on", self._name)
                 with self._changed:
                     self._changed.wait(PAUSE_SECONDS)
 
-    def _wait(self) -> bool:
+    def _wait(self, mark: object) -> bool:
         """Until something is due; False when nothing was for a while, and this thread is over."""
         with self._changed:
             lingered = False
-            while True:
-                due = self._due()
-                left = LINGER_SECONDS if due is None else (due - self._clock.ticks_ns()) / NS
-                if due is not None and left <= 0:
+            while self._serving is mark:
+                due, now = self._due(), self._clock.ticks_ns()
+                if due is not None and due <= now:
                     self._wakes_at = None
                     return True
                 if due is None and lingered:
-                    self._running = False
+                    self._serving = None
                     return False
                 self._wakes_at = due
-                notified = self._clock.wait(self._changed, left)
+                # Never for long: what was due may be so no more.
+                until = now + LINGER_NS if due is None else min(due, now + LINGER_NS)
+                notified = self._clock.wait(self._changed, until)
                 lingered = due is None and not notified
+            return False

@@ -7,7 +7,7 @@ from agent_checkpoint.errors import StaleLeaseError
 from agent_checkpoint.ledger import checkpoints as rows
 from agent_checkpoint.ledger import leases as lease_rows
 from agent_checkpoint.record import Record
-from agent_checkpoint.records import Checkpoint, Fence, Happened, Lease, Pruned, Write
+from agent_checkpoint.records import Checkpoint, Fence, Happened, Pruned, Write
 from agent_checkpoint.rules import fence as fencing
 from agent_checkpoint.rules.decision import Refused
 from agent_checkpoint.times import utc
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from agent_checkpoint.change import Change, Changes
     from agent_checkpoint.database import Database
-    from agent_checkpoint.records import CheckpointInfo
+    from agent_checkpoint.records import CheckpointInfo, Fenced
 
 ACTION = "checkpoint.put"
 # What a prune removes in one transaction: little enough that no heartbeat waits long.
@@ -34,7 +34,7 @@ class Save(Record):
     rebind: bool
 
 
-def fence_of(lease: Lease | Fence | None, scope: object, owner: object, token: object) -> Fence | None:
+def fence_of(lease: Fenced | None, scope: object, owner: object, token: object) -> Fence | None:
     """The fence that a write presents, or None when it presents none at all.
 
     Raises:
@@ -45,9 +45,10 @@ def fence_of(lease: Lease | Fence | None, scope: object, owner: object, token: o
     if lease is not None:
         if len(missing) < len(parts):
             names.invalid("lease", "give either a lease or lease_scope, owner and token, not both")
-        if not isinstance(lease, (Lease, Fence)):
-            names.invalid("lease", f"must be a Lease or a Fence, not {type(lease).__name__}")
-        return fencing.presented(lease.scope, lease.owner, lease.token)
+        fence = getattr(lease, "fence", None)
+        if not isinstance(fence, Fence):
+            names.invalid("lease", f"must be a Lease, a HeldLease or a Fence, not {type(lease).__name__}")
+        return fencing.presented(*fence)
     if len(missing) == len(parts):
         return None
     if missing:

@@ -30,8 +30,8 @@ class Clock:
     """Nanoseconds of the kernel's monotonic clock; comparable within one ``domain``."""
     sleep: Callable[[float], object]
     """Wait for so many seconds."""
-    wait: Callable[[Condition, float], bool]
-    """Wait for a notified condition, at most so many seconds; False when nobody notified it."""
+    wait: Callable[[Condition, int], bool]
+    """Wait for a notified condition, at most until so many ticks; False when nobody notified it."""
     domain: str
     """The boot in which ticks are comparable; "" when it cannot be known."""
 
@@ -39,7 +39,7 @@ class Clock:
         self.wall_ns = time.time_ns
         self.ticks_ns = time.monotonic_ns
         self.sleep = time.sleep
-        self.wait = lambda condition, seconds: condition.wait(seconds)
+        self.wait = lambda condition, until: condition.wait((until - time.monotonic_ns()) / 1e9)
         self.domain = _boot()
 
 
@@ -51,7 +51,8 @@ def _boot() -> str:
     while they look comparable.
     """
     try:
-        if os.stat("/proc/self/ns/time").st_ino != INITIAL_TIME_NAMESPACE:
+        # Of this thread: once the first one has ended, /proc/self has no namespaces.
+        if os.stat("/proc/thread-self/ns/time").st_ino != INITIAL_TIME_NAMESPACE:
             return ""
     except OSError:
         pass  # a kernel before 5.6 has no time namespaces, and macOS has no /proc

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from agent_checkpoint.change import Change, Changes
     from agent_checkpoint.database import Parameters, Row
-    from agent_checkpoint.records import Lease, Moment
+    from agent_checkpoint.records import Fenced, Moment
 
 
 class FencedWrite(Record):
@@ -36,7 +36,7 @@ class FencedWrite(Record):
     component: str
     action: str
     body: Callable[[Part], Any] | None = None
-    fence: Fence | Lease | None = None
+    fence: Fenced | None = None
     workflow: str | None = None
     detail: dict[str, Any] = {}  # noqa: RUF012 -- a named tuple's default, never mutated
     locks: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ def _write(fenced: FencedWrite) -> Write:
     payload.encode_object("detail", fenced.detail)
     scope, owner, token = None, None, None
     if fenced.fence is not None:
-        scope, owner, token = fencing.presented(fenced.fence.scope, fenced.fence.owner, fenced.fence.token)
+        scope, owner, token = fencing.presented(*fenced.fence.fence)
     return Write(component, action, scope, owner, token, workflow, None, fenced.detail)
 
 

@@ -102,11 +102,14 @@ class Pulse:
         """It could not be renewed, but may be still."""
         self.next_at = now + min(max(self.ttl_ns // RETRIES, SHORTEST_RETRY_NS), LONGEST_RETRY_NS)
 
-    def summary(self) -> tuple[Happened, ...]:
-        """The heartbeats since the last summary, as an event; none when there were none."""
-        if not self.count:
+    def summary(self, asked_at: int | None = None) -> tuple[Happened, ...]:
+        """The heartbeats since the last summary, with the one of ``asked_at``, as an event; none for none."""
+        count, longest_ns = self.count, self._told_longest_ns
+        if asked_at is not None:
+            count, longest_ns = count + 1, max(longest_ns, asked_at - self.beat_at)
+        if not count:
             return ()
-        detail = {"count": self.count, "longest_gap_seconds": round(self._told_longest_ns / NS, 6)}
+        detail = {"count": count, "longest_gap_seconds": round(longest_ns / NS, 6)}
         return (Happened("lease.heartbeat", *self.fence, None, None, detail),)
 
     def summarized(self, now: int) -> None:
@@ -197,10 +200,11 @@ class Heart:
         locks = tuple(sorted({f"scope:{pulse.fence.scope}" for pulse in pulses}))
         if not pulses:
             return
+        told_at = asked_at if telling else None
         try:
-            stale: dict[int, StaleLeaseError] = self._changes.run(
+            answers: dict[int, StaleLeaseError | None] = self._changes.run(
                 locks,
-                lambda change: _renew_rows(change, pulses, telling),
+                lambda change: _renew_rows(change, pulses, self._clock.ticks_ns(), told_at),
                 terms=leases.HEARTBEAT if telling else QUIET,
             )
         except AgentCheckpointError:
@@ -209,36 +213,40 @@ class Heart:
                 pulse.failed(now)
             return
         for pulse in pulses:
-            if id(pulse) in stale:
-                self._refuse(pulse)
-            else:
+            stale = answers.get(id(pulse), _TOO_LATE)
+            if isinstance(stale, StaleLeaseError):
+                self._refuse(pulse, stale.reason)
+            elif stale is None:
                 pulse.beaten(asked_at)
                 if telling:
                     pulse.summarized(asked_at)
 
-    def _refuse(self, pulse: Pulse) -> None:
+    def _refuse(self, pulse: Pulse, reason: str) -> None:
         """The store has another holder, or none: put the refused heartbeat on record, and tell."""
-        if pulse.ended:
-            return
-        reason = "unknown"
-        try:
-            leases.heartbeat(self._changes, pulse.fence, None)
-        except StaleLeaseError as stale:
-            reason = stale.reason
-        except AgentCheckpointError:
-            pass
-        pulse.lose(reason, self._clock.ticks_ns())
+        if not pulse.ended:
+            with suppress(AgentCheckpointError):
+                leases.heartbeat(self._changes, pulse.fence, None)
+            pulse.lose(reason, self._clock.ticks_ns())
 
 
-def _renew_rows(change: Change, pulses: Iterable[Pulse], telling: bool) -> dict[int, StaleLeaseError]:
-    stale = {}
+_TOO_LATE = object()
+
+
+def _renew_rows(
+    change: Change, pulses: Iterable[Pulse], now: int, told_at: int | None
+) -> dict[int, StaleLeaseError | None]:
+    """Renew what is held still: None for each, or why it cannot be. Who was lost while we waited stays lost."""
+    answers: dict[int, StaleLeaseError | None] = {}
     moment = change.transaction.moment
     for pulse in pulses:
+        if now >= pulse.deadline or not pulse.wants_beat():
+            continue
         row = fencing.live(rows.of_scope(change.transaction, pulse.fence.scope), pulse.fence, moment)
+        answers[id(pulse)] = None
         if isinstance(row, StaleLeaseError):
-            stale[id(pulse)] = row
+            answers[id(pulse)] = row
             continue
         rows.save(change.transaction, grant.renewed(row, row.ttl_ns, moment))
-        if telling:
-            change.happened.extend(pulse.summary())
-    return stale
+        if told_at is not None:
+            change.happened.extend(pulse.summary(told_at))
+    return answers

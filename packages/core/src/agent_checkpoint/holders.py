@@ -6,6 +6,7 @@ known: that is where a caller could wait for itself.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 
@@ -20,7 +21,28 @@ if TYPE_CHECKING:
 # Grants that nobody gave back are forgotten, oldest first, when there are more than these.
 KEPT = 1_000
 
-_current = threading.current_thread
+
+class _Thread:
+    """What stands for a thread: its ident comes again when it is over."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Mine(threading.local):
+    def __init__(self) -> None:
+        self.thread = _Thread()
+
+
+_mine = _Mine()
+
+
+def _in_child() -> None:
+    """What the parent's thread holds, this one does not."""
+    global _mine
+    _mine = _Mine()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class Holders:
@@ -32,7 +54,7 @@ class Holders:
     def note(self, lease: Lease, holder: object = None) -> None:
         """The lease was granted to ``holder``, or to this thread."""
         held = self._held
-        held[lease.row.scope, lease.row.token] = weakref.ref(holder or _current())
+        held[lease.row.scope, lease.row.token] = weakref.ref(holder or _mine.thread)
         if len(held) > KEPT:
             held.pop(next(iter(held)), None)
 
@@ -42,11 +64,11 @@ class Holders:
 
     def refuse_waiting(self, live: Iterable[LeaseRow], holder: object = None) -> None:
         """Raise ``ReentrancyError`` when one of these leases is the holder's own."""
-        holder = holder or _current()
+        holder = holder or _mine.thread
         for row in live:
             known = self._held.get((row.scope, row.token))
             if known is not None and known() is holder:
-                what = "thread" if isinstance(holder, threading.Thread) else "task"
+                what = "thread" if isinstance(holder, _Thread) else "task"
                 raise ReentrancyError(
                     f"this {what} holds scope {row.scope!r} itself (owner {row.owner!r}, token {row.token}): "
                     "it would wait for ever",

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from agent_checkpoint.records import Fence, Lease
     from agent_checkpoint.rules.grant import Ask
 
+# A hundred years: what is longer is a mistake, or means None.
+LONGEST_LIFE_SECONDS = 100 * 366 * 86_400
+
 _WHY = {
     "expired": "was not renewed in time",
     "max-lifetime": "reached the longest life that its holder gave it",
@@ -101,8 +104,8 @@ class Held:
         return self._pulse.deadline
 
     def remaining(self) -> float:
-        """Seconds until the deadline, 0.0 when it is lost. Asks nobody: good without a database at hand."""
-        if self.lost.is_set():
+        """Seconds until the deadline, 0.0 when it is lost or was given back. Asks nobody, the database neither."""
+        if self.lost.is_set() or self._pulse.ended:
             return 0.0
         return max(0.0, (self._pulse.deadline - self._clock.ticks_ns()) / NS)
 
@@ -150,7 +153,10 @@ class Held:
         )
 
     def __repr__(self) -> str:
-        state = f"lost: {self.lost_reason}" if self.lost.is_set() else f"{self.remaining():.1f} s left"
+        if self._pulse.ended:
+            state = "given back"
+        else:
+            state = f"lost: {self.lost_reason}" if self.lost.is_set() else f"{self.remaining():.1f} s left"
         return f"{type(self).__name__}({self.scope!r}, {self.owner!r}, token {self.token}, {state})"
 
 
@@ -222,9 +228,18 @@ class Hold:
         return waiting.Waiter(self.changes, ask, self._wait_seconds, self._holders, holder)
 
     def start(self, held: Held) -> None:
-        """Renew what was granted."""
+        """Renew what was granted.
+
+        Raises:
+            RuntimeError: there can be no more threads; it was given back.
+        """
         self._held = held
-        self._heart.add(held._pulse)
+        try:
+            self._heart.add(held._pulse)
+        except BaseException:
+            self.stop()
+            self.give_back(held, tell=False)
+            raise
 
     def stop(self) -> Held | None:
         """Renew it no more; None when there is nothing to give back, as in a forked child."""
@@ -257,8 +272,10 @@ class Hold:
 
 def _lifetime_ns(seconds: float) -> int:
     given = names.real("max_lifetime_seconds", seconds)
-    if not 0 < given <= names.MAX_TTL_NS:
+    if given <= 0:
         names.invalid("max_lifetime_seconds", "must be more than 0 seconds")
+    if given > LONGEST_LIFE_SECONDS:
+        names.invalid("max_lifetime_seconds", f"must be at most {LONGEST_LIFE_SECONDS} seconds; None for no end")
     return int(given * NS)
 
 

@@ -174,7 +174,8 @@ def set_limit(changes: Changes, scope: str, limit: int) -> Limit:
     names.integer("limit", limit, 1, MAX_LIMIT)
 
     def decide(change: Change) -> Limit:
-        previous = rows.limit(change.transaction, scope) or 1
+        found = rows.limit(change.transaction, scope)
+        previous = 1 if found is None else found.slots
         rows.set_limit(change.transaction, scope, limit)
         wake_next(change, scope, limit)
         if limit != previous:

@@ -75,7 +75,10 @@ def wait_seconds(value: object) -> float:
     """How long to wait: 0 or more seconds, infinity for ever."""
     if value == float("inf"):
         return float("inf")
-    seconds = real("wait_seconds", value)
+    try:
+        seconds = float(real("wait_seconds", value))
+    except OverflowError:
+        invalid("wait_seconds", "must be a number of seconds that is not that large, or infinity")
     if seconds < 0:
         invalid("wait_seconds", "must be 0 or more seconds, or infinity")
     return seconds

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
-import threading
+from collections import deque
+
+from agent_checkpoint.alarm import Alarm
+from agent_checkpoint.clock import Clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +30,14 @@ class Notifier:
 
     def __init__(self, plugins: Plugins) -> None:
         self._plugins = plugins
-        self._waiting: queue.Queue[Event] = queue.Queue(MOST_WAITING)
-        self._pid = 0
+        self._clock = Clock()  # a listener takes real time, whatever clock the store has
+        self._start()
+
+    def _start(self) -> None:
+        """Anew in a forked child, which has none of its parent's threads."""
+        self._pid = os.getpid()
+        self._waiting: deque[Event] = deque()
+        self._alarm = Alarm("agent-checkpoint-notifier", self._clock, self._due, self._tell_next)
 
     def check_fence(self, write: Write) -> FenceRefusedError | None:
         """See ``Plugins.check_fence``."""
@@ -41,20 +49,19 @@ class Notifier:
 
     def tell(self, events: Sequence[Event]) -> None:
         """Tell every listener each event, soon."""
-        self._be_running()
+        if self._pid != os.getpid():
+            self._start()
         for event in events:
-            try:
-                self._waiting.put_nowait(event)
-            except queue.Full:
+            if len(self._waiting) < MOST_WAITING:
+                self._waiting.append(event)
+            else:
                 log = logging.getLogger("agent_checkpoint.plugins")
                 log.error("listeners are too slow: event %s (%s) is recorded, but told to nobody", event.id, event.kind)
+        if self._waiting:
+            self._alarm.set(0)
 
-    def _be_running(self) -> None:
-        if self._pid != os.getpid():  # a forked child has none of its parent's threads
-            self._pid = os.getpid()
-            self._waiting = queue.Queue(MOST_WAITING)
-            threading.Thread(target=self._serve, name="agent-checkpoint-notifier", daemon=True).start()
+    def _due(self) -> int | None:
+        return 0 if self._waiting else None
 
-    def _serve(self) -> None:
-        while True:
-            self._plugins.tell([self._waiting.get()])
+    def _tell_next(self) -> None:
+        self._plugins.tell([self._waiting.popleft()])

@@ -133,7 +133,9 @@ class Plugins:
             for plugin, listener in self._listeners:
                 try:
                     self._call("event_recorded", listener, event=event)
-                except (Exception, SystemExit) as error:
+                except (KeyboardInterrupt, GeneratorExit):
+                    raise
+                except BaseException as error:  # asyncio's CancelledError and SystemExit are the plugin's own
                     _log_failure(plugin, event, error)
 
     def report(self) -> list[dict[str, Any]]:

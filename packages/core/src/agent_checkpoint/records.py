@@ -18,6 +18,7 @@ __all__ = [
     "Lease",
     "LeaseRow",
     "Limit",
+    "LimitRow",
     "Moment",
     "Pruned",
     "Refusals",
@@ -30,7 +31,14 @@ __all__ = [
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import datetime
-    from typing import Any, Literal
+    from typing import Any, Literal, Protocol
+
+    class Fenced(Protocol):
+        """A fence, or what has one: a lease, or one that is held."""
+
+        @property
+        def fence(self) -> Fence:
+            """What a protected write presents."""
 
     LeaseState = Literal["live", "expired", "released", "force-released"]
 
@@ -41,6 +49,11 @@ class Fence(Record):
     scope: str
     owner: str
     token: int
+
+    @property
+    def fence(self) -> Fence:
+        """Itself: whatever has a fence may be presented."""
+        return self
 
 
 class LeaseRow(Record):
@@ -64,6 +77,14 @@ class LeaseRow(Record):
     beat_ticks: int
     metadata: str
     process: str = ""
+
+
+class LimitRow(Record):
+    """How many leases a scope may have, and since when (monotonic time in ``domain``)."""
+
+    slots: int
+    domain: str
+    since_ticks: int
 
 
 class Ticket(Record):

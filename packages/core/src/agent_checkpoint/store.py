@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.fenced import FencedWrite, Part
     from agent_checkpoint.heart import Heart
     from agent_checkpoint.holding import HeldLease, Hold
-    from agent_checkpoint.records import Check, Checkpoint, CheckpointInfo, Event, Fence, Lease, Limit, Pruned, Status
+    from agent_checkpoint.records import Check, Checkpoint, CheckpointInfo, Event, Fenced, Lease, Limit, Pruned, Status
     from agent_checkpoint.rules.grant import Ask
 
 # Longest busy timeout: a day. SQLite counts it in 32-bit milliseconds.
@@ -71,7 +71,7 @@ class StateStore:
         self._plugins = Plugins(plugins)
         self._changes = Changes(self._database, self._plugins)
         self._holders = Holders()
-        self._heart: Heart | None = None
+        self._hearts: dict[str, Heart] = {}
 
     @property
     def database(self) -> str:
@@ -123,7 +123,7 @@ class StateStore:
         """
         process = "" if pid is None else self._database.identify(names.integer("pid", pid, 1))
         ask = leases.valid_ask(scope, owner, ttl_seconds, metadata, reclaim, limit, process)
-        if wait_seconds == 0:
+        if names.wait_seconds(wait_seconds) == 0:
             lease = leases.acquire(self._changes, ask)
             self._holders.note(lease)
             return lease
@@ -271,7 +271,7 @@ class StateStore:
         lease_scope: str | None = None,
         owner: str | None = None,
         token: int | None = None,
-        lease: Lease | Fence | None = None,
+        lease: Fenced | None = None,
         expected_sequence: int | None = None,
         rebind: bool = False,
     ) -> Checkpoint:
@@ -390,7 +390,7 @@ class StateStore:
         *,
         component: str,
         action: str,
-        fence: Lease | Fence | None = None,
+        fence: Fenced | None = None,
         workflow: str | None = None,
         detail: Mapping[str, Any] | None = None,
         locks: Sequence[str] = (),
@@ -430,12 +430,14 @@ class StateStore:
 
     def _beating(self) -> Heart:
         """The heart of this store; made by the first who needs it."""
-        if self._heart is None:
+        heart = self._hearts.get("the only")
+        if heart is None:
             from agent_checkpoint.heart import Heart
             from agent_checkpoint.notifier import Notifier
 
-            self._heart = Heart(Changes(self._database, Notifier(self._plugins)))
-        return self._heart
+            # In one step: of two threads that come at once both get the same.
+            heart = self._hearts.setdefault("the only", Heart(Changes(self._database, Notifier(self._plugins))))
+        return heart
 
     def __enter__(self) -> StateStore:
         return self

@@ -42,11 +42,11 @@ class FakeClock(Clock):
             with condition:
                 condition.notify_all()
 
-    def _wait(self, condition: Condition, seconds: float) -> bool:
-        end = self.now_ticks_ns + round(seconds * NS)
+    def _wait(self, condition: Condition, until: int) -> bool:
         self._waiting.add(condition)
-        condition.wait()  # time passes in ``advance`` alone
-        return self.now_ticks_ns < end
+        if self.now_ticks_ns < until:  # looked at after it can be woken up
+            condition.wait()  # time passes in ``advance`` alone
+        return self.now_ticks_ns < until
 
     def step_wall(self, seconds: float) -> None:
         """Set the wall clock forward or back, as an administrator or NTP does; no time passes."""

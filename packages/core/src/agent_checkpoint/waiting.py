@@ -9,6 +9,7 @@ the next in line, where there are bells.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 
 from agent_checkpoint import leases, names
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.change import Change, Changes
     from agent_checkpoint.database import Bell, Database
     from agent_checkpoint.holders import Holders
-    from agent_checkpoint.records import Lease, LeaseRow
+    from agent_checkpoint.records import Lease, LeaseRow, Ticket
 
 # The head of the queue pauses 1 ms and a hundredth of the time it has waited, at
 # most 50 ms; those behind it twice as long. Whoever has a bell looks only for
@@ -62,6 +63,8 @@ class Waiter:
         self._renew_at = 0
         self._stamp: object = None
         self._look_at = 0
+        self._queued: Ticket | None = None
+        """The ticket that was written last; whether it was committed an interrupt may have kept from us."""
         self.bell: Bell | None = None
         """What to listen to while pausing; None: only the time."""
 
@@ -75,10 +78,10 @@ class Waiter:
         """
         if not self._ask.ticket:
             return self._first()
-        lease = self._try() if rang else self._look() if self._is_news() else None
+        left = self._left()
+        lease = self._try() if rang else self._look() if left <= 0 or self._is_news() else None
         if lease is not None:
             return lease
-        left = self._left()
         if left <= 0:
             assert self._refused is not None
             raise _timeout(self._refused, self._waited_ns())
@@ -88,14 +91,15 @@ class Waiter:
 
     def leave(self) -> None:
         """Leave the queue; without the database the ticket's own life ends it."""
-        if self._ask.ticket:
+        if self._queued is not None:
             with suppress(AgentCheckpointError):
                 self._changes.run(self._locks, self._give_up, terms=QUEUEING)
-            self._ask = self._ask._replace(ticket=0)
+            self._queued, self._ask = None, self._ask._replace(ticket=0)
         self._silence()
 
     def _give_up(self, change: Change) -> None:
-        tickets.remove(change.transaction, self._ask.scope, (self._ask.ticket,))
+        assert self._queued is not None
+        tickets.remove_own(change.transaction, self._queued)
         leases.wake_next(change, self._ask.scope)
 
     def _silence(self) -> None:
@@ -111,7 +115,8 @@ class Waiter:
         assert self._refused is not None
         if self._wait_seconds == 0:
             raise self._refused
-        self._holders.refuse_waiting(self._live, self._holder)
+        if self._refused.token is not None:  # no slot is free
+            self._holders.refuse_waiting(self._live, self._holder)
         if self._left() <= 0:
             raise _timeout(self._refused, self._waited_ns())
         self.bell = self.bell or self._database.bell()
@@ -124,7 +129,7 @@ class Waiter:
         except LeaseHeldError as held:
             self._refused = held
             return None
-        self._ask = self._ask._replace(ticket=0)
+        self._queued, self._ask = None, self._ask._replace(ticket=0)
         self._holders.note(lease, self._holder)
         self._silence()
         return lease
@@ -153,7 +158,7 @@ class Waiter:
         self._live = [row for row in standing.rows if expiry.is_live(row, reader.moment)]
         self._look_at = self._now() + int(self._refused.retry_after * NS)
         mine = next((ticket for ticket in standing.tickets if ticket.number == self._ask.ticket), None)
-        if mine is None or mine.passed:
+        if mine is None or mine.passed or not expiry.remaining(mine, reader.moment).ns:
             self._renew_at = 0
         return None
 
@@ -162,8 +167,8 @@ class Waiter:
         bell = "" if self.bell is None else self.bell.name
 
         def decide(change: Change) -> tuple[int, bool]:
-            number = tickets.add(change.transaction, ask.scope, ask.owner, queue.LIFE_NS, process, bell)
-            return number, leases.is_held(change.transaction, ask.scope)
+            self._queued = tickets.add(change.transaction, ask.scope, ask.owner, queue.LIFE_NS, process, bell)
+            return self._queued.number, leases.is_held(change.transaction, ask.scope)
 
         number, held = self._changes.run(self._locks, decide, terms=QUEUEING)
         self._ask = ask._replace(ticket=number)
@@ -174,15 +179,19 @@ class Waiter:
 
     def _keep_place(self) -> None:
         """Renew the ticket; whoever slept through its whole life queues up anew, at the end."""
-        kept = self._changes.run(
-            self._locks,
-            lambda change: tickets.renew(change.transaction, self._ask.scope, self._ask.ticket, queue.LIFE_NS),
-            terms=QUEUEING,
-        )
-        if kept:
+        if self._changes.run(self._locks, self._renew, terms=QUEUEING):
             self._renew_at = self._now() + queue.LIFE_NS // RENEWALS
         else:
             self._queue_up()
+
+    def _renew(self, change: Change) -> bool:
+        transaction, number = change.transaction, self._ask.ticket
+        mine = [ticket for ticket in tickets.of_scope(transaction, self._ask.scope) if ticket.number == number]
+        if mine and expiry.remaining(mine[0], transaction.moment).ns:
+            tickets.renew(transaction, self._ask.scope, number, queue.LIFE_NS)
+            return True
+        tickets.remove(transaction, self._ask.scope, [ticket.number for ticket in mine])
+        return False
 
     def _waited_ns(self) -> int:
         return self._now() - self._started
@@ -193,8 +202,12 @@ class Waiter:
     def _pause(self) -> float:
         shortest = SHORTEST_NS if self.bell is None else SHORTEST_BY_BELL_NS
         pause = min(shortest + self._waited_ns() // SHARE_OF_WAIT, LONGEST_NS)
-        is_head = self._refused is None or self._refused.position == 1
-        return (pause if is_head else pause * BEHIND) / NS
+        refused = self._refused
+        if refused is None or refused.position == 1:
+            return pause / NS
+        # A scope that is free: until those ahead have had their turns.
+        longest = math.inf if refused.token is not None else refused.retry_after
+        return min(pause * BEHIND / NS, longest)
 
 
 def wait(waiter: Waiter, sleep: Callable[[float], object]) -> Lease:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_checkpoint.errors import StorageCorruptError
-from agent_checkpoint.records import LeaseRow
+from agent_checkpoint.records import LeaseRow, LimitRow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,23 +20,25 @@ ORDER BY slot
 # In one statement what a grant has to know: a statement costs more than its parts.
 STANDING = """
 SELECT
-scope, slot, owner, token, state, ttl_ns, acquired_at, heartbeat_at, expires_at, domain, beat_ticks, metadata, process,
-(SELECT slots FROM limits WHERE limits.scope = leases.scope),
+leases.scope, slot, owner, token, state, ttl_ns, acquired_at, heartbeat_at, expires_at, leases.domain, beat_ticks,
+metadata, process,
+limits.slots, limits.domain, limits.since_ticks,
 EXISTS (SELECT 1 FROM tickets WHERE tickets.scope = leases.scope)
-FROM leases
-WHERE scope = ?
+FROM leases LEFT JOIN limits ON limits.scope = leases.scope
+WHERE leases.scope = ?
 ORDER BY slot
 """
 
 LIMIT = """
-SELECT slots FROM limits
+SELECT slots, domain, since_ticks FROM limits
 WHERE scope = ?
 """
 
 SET_LIMIT = """
-INSERT INTO limits (scope, slots)
-VALUES (?, ?)
-ON CONFLICT (scope) DO UPDATE SET slots = excluded.slots
+INSERT INTO limits (scope, slots, domain, since_ticks)
+VALUES (?, ?, ?, ?)
+ON CONFLICT (scope) DO UPDATE SET
+slots = excluded.slots, domain = excluded.domain, since_ticks = excluded.since_ticks
 """
 
 ALL = """
@@ -72,23 +74,26 @@ def of_scope(reader: Reader, scope: str) -> list[LeaseRow]:
     return [LeaseRow._make(row) for row in reader.rows(OF_SCOPE, (scope,))]
 
 
-def standing(reader: Reader, scope: str) -> tuple[list[LeaseRow], int | None, bool]:
+def standing(reader: Reader, scope: str) -> tuple[list[LeaseRow], LimitRow | None, bool]:
     """The same, the limit that was set (None: none was), and whether somebody may wait."""
     found = reader.rows(STANDING, (scope,))
-    if found:
-        return [LeaseRow._make(row[:-2]) for row in found], found[0][-2], bool(found[0][-1])
-    return [], limit(reader, scope), True
+    if not found:
+        return [], limit(reader, scope), True
+    *_, slots, domain, since_ticks, queued = found[0]
+    set_limit = None if slots is None else LimitRow(slots, domain, since_ticks)
+    return [LeaseRow._make(row[:13]) for row in found], set_limit, bool(queued)
 
 
-def limit(reader: Reader, scope: str) -> int | None:
+def limit(reader: Reader, scope: str) -> LimitRow | None:
     """The limit that was set for a scope."""
     found = reader.rows(LIMIT, (scope,))
-    return int(found[0][0]) if found else None
+    return LimitRow._make(found[0]) if found else None
 
 
 def set_limit(transaction: Transaction, scope: str, slots: int) -> None:
-    """Note how many leases a scope may have."""
-    transaction.run(SET_LIMIT, (scope, slots))
+    """Note how many leases a scope may have from now on."""
+    moment = transaction.moment
+    transaction.run(SET_LIMIT, (scope, slots, moment.domain, moment.ticks_ns))
 
 
 def everyone(reader: Reader) -> list[LeaseRow]:

@@ -52,6 +52,12 @@ WHERE number = ? AND scope = ?
 """
 
 
+REMOVE_OWN = """
+DELETE FROM tickets
+WHERE number = ? AND scope = ? AND asked_at = ? AND process = ? AND bell = ?
+"""
+
+
 def of_scope(reader: Reader, scope: str) -> list[Ticket]:
     """The queue of a scope, first come first."""
     return [Ticket._make(row) for row in reader.rows(OF_SCOPE, (scope,))]
@@ -67,17 +73,18 @@ def everyone(reader: Reader) -> list[Ticket]:
     return [Ticket._make(row) for row in reader.rows(ALL)]
 
 
-def add(transaction: Transaction, scope: str, owner: str, ttl_ns: int, process: str, bell: str) -> int:
-    """Queue up; the ticket's number."""
+def add(transaction: Transaction, scope: str, owner: str, ttl_ns: int, process: str, bell: str) -> Ticket:
+    """Queue up."""
     wall, ticks, domain, _ = transaction.moment
-    added = transaction.rows(ADD, (scope, owner, ttl_ns, wall, wall + ttl_ns, domain, ticks, process, bell))
-    return int(added[0][0])
+    row = (scope, owner, ttl_ns, wall, wall + ttl_ns, domain, ticks)
+    (number,) = transaction.rows(ADD, (*row, process, bell))[0]
+    return Ticket._make((number, *row, 0, process, bell))
 
 
-def renew(transaction: Transaction, scope: str, number: int, ttl_ns: int) -> bool:
-    """Keep a ticket for another life; False when it is gone."""
+def renew(transaction: Transaction, scope: str, number: int, ttl_ns: int) -> None:
+    """Keep a ticket for another life."""
     wall, ticks, domain, _ = transaction.moment
-    return transaction.run(RENEW, (wall + ttl_ns, domain, ticks, number, scope)) == 1
+    transaction.run(RENEW, (wall + ttl_ns, domain, ticks, number, scope))
 
 
 def pass_over(transaction: Transaction, scope: str, numbers: Iterable[int]) -> None:
@@ -88,3 +95,8 @@ def pass_over(transaction: Transaction, scope: str, numbers: Iterable[int]) -> N
 def remove(transaction: Transaction, scope: str, numbers: Iterable[int]) -> None:
     """Take tickets out of the queue."""
     transaction.executemany(REMOVE, [(number, scope) for number in numbers])
+
+
+def remove_own(transaction: Transaction, ticket: Ticket) -> None:
+    """Take one's own ticket out of the queue, if it ever got into it: else another may have its number."""
+    transaction.run(REMOVE_OWN, (ticket.number, ticket.scope, ticket.asked_at, ticket.process, ticket.bell))

@@ -73,7 +73,7 @@ def is_live(row: LeaseRow, moment: Moment) -> bool:
 
 
 def ended(row: LeaseRow, state: LeaseState, moment: Moment) -> LeaseRow:
-    """The lease after its end; when that was is what ``free_ns`` asks for."""
+    """The lease after its end; when that was tells how long its slot has been free."""
     scope, slot, owner, token, _, ttl_ns, acquired_at, heartbeat_at, expires_at, _, _, metadata, process = row
     domain, ticks = moment.domain, moment.ticks_ns
     return LeaseRow._make(
@@ -95,11 +95,9 @@ def ended(row: LeaseRow, state: LeaseState, moment: Moment) -> LeaseRow:
     )
 
 
-def free_ns(row: LeaseRow, moment: Moment) -> int:
-    """How long ago a lease ended on record; 0 where that cannot be told."""
-    if row.domain and row.domain == moment.domain:
-        return max(0, moment.ticks_ns - row.beat_ticks)
-    return 0
+def ago_ns(domain: str, ticks: int, moment: Moment) -> int:
+    """How long ago that was, by the monotonic clock; 0 where it cannot be told."""
+    return max(0, moment.ticks_ns - ticks) if domain and domain == moment.domain else 0
 
 
 def clamped(row: LeaseRow, moment: Moment) -> LeaseRow:

@@ -12,7 +12,7 @@ from agent_checkpoint.record import Record
 from agent_checkpoint.records import Happened, LeaseRow
 from agent_checkpoint.rules import present, queue
 from agent_checkpoint.rules.decision import Granted, Refused
-from agent_checkpoint.rules.expiry import clamped, ended, free_ns, left
+from agent_checkpoint.rules.expiry import ago_ns, clamped, ended, left
 from agent_checkpoint.times import rfc3339
 
 TYPE_CHECKING = False
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from agent_checkpoint.records import Moment, Ticket
+    from agent_checkpoint.records import LimitRow, Moment, Ticket
     from agent_checkpoint.rules.expiry import Alive, Remaining
 
     Live = list[tuple[LeaseRow, Remaining]]
@@ -49,7 +49,7 @@ class Standing(Record):
     """How a scope stands: a lease for each slot, the limit that was set, who queues, who lives."""
 
     rows: Sequence[LeaseRow]
-    limit: int | None = None
+    limit: LimitRow | None = None
     tickets: Sequence[Ticket] = ()
     alive: Alive = {}  # noqa: RUF012 -- a named tuple's default, never mutated
 
@@ -70,20 +70,22 @@ def acquire(standing: Standing, ask: Ask, moment: Moment) -> Granted | Refused:
             (live if remaining.ns else over).append((row, remaining))
     line = queue.look(standing.tickets, ask.ticket, moment, standing.alive) if standing.tickets else queue.NOBODY
     if len(live) >= limit:
-        if ask.reclaim and live[0][0].owner == ask.owner:
-            return _reclaim(standing, ask, live[0][0], moment)
-        return _held(ask.scope, live, line, moment)
+        mine = next((row for row, _ in live if row.owner == ask.owner), None) if ask.reclaim else None
+        return _held(ask.scope, live, line, moment) if mine is None else _reclaim(standing, ask, mine, line, moment)
     slot = _lowest_free([row.slot for row, _ in live])
-    before = _of_slot(standing.rows, slot)
-    if line.ahead and not queue.may_pass(len(line.ahead), limit - len(live), _free_for(before, over, moment)):
-        return _behind(ask.scope, over, line, moment)
+    free = limit - len(live)
+    passed = line.ahead if len(line.ahead) >= free else ()
+    if passed:
+        free_ns = _free_for(standing, over, free, moment)
+        if not queue.may_pass(len(passed), free_ns):
+            return _behind(ask.scope, over, line, free_ns, moment)
     row = _grant(standing.rows, slot, ask, moment)
-    events = [_expired(each, remaining) for each, remaining in over if each is before]
+    events = [_expired(each, remaining) for each, remaining in over if each.slot == slot]
     if changed:
         events.append(Happened("lease.limit-set", ask.scope, detail={"limit": limit}))
     events.append(_happened("lease.acquired", row, {"ttl_seconds": row.ttl_ns / NS, "slot": slot}))
     gone = (*line.gone, ask.ticket) if ask.ticket else line.gone
-    return Granted._make((row, tuple(events), limit if changed else None, line.ahead, gone))
+    return Granted._make((row, tuple(events), limit if changed else None, passed, gone))
 
 
 def fullness(standing: Standing, scope: str, moment: Moment) -> LeaseHeldError | None:
@@ -92,7 +94,7 @@ def fullness(standing: Standing, scope: str, moment: Moment) -> LeaseHeldError |
     for row in standing.rows:
         if row.state == "live" and (remaining := left(row, moment, standing.alive)).ns:
             live.append((row, remaining))
-    if len(live) < (standing.limit or 1):
+    if len(live) < (1 if standing.limit is None else standing.limit.slots):
         return None
     error = _held(scope, live, queue.NOBODY, moment).error
     assert isinstance(error, LeaseHeldError)
@@ -104,7 +106,7 @@ def _limit(standing: Standing, ask: Ask) -> tuple[int, bool]:
     if standing.limit is None and not standing.rows:
         limit, changed = ask.limit or 1, ask.limit is not None and ask.limit > 1
     else:
-        limit, changed = standing.limit or 1, False
+        limit, changed = 1 if standing.limit is None else standing.limit.slots, False
         if ask.limit is not None and ask.limit != limit:
             invalid(
                 "limit",
@@ -125,21 +127,19 @@ def _lowest_free(taken: Sequence[int]) -> int:
     return slot
 
 
-def _of_slot(rows: Sequence[LeaseRow], slot: int) -> LeaseRow | None:
-    for row in rows:
-        if row.slot == slot:
-            return row
-    return None
+def _free_for(standing: Standing, over: Live, free: int, moment: Moment) -> int:
+    """How long the scope has had a free slot: since the last lease ended that used to fill it, or its limit was raised.
+
+    An end that is not on record yet has only just been noticed.
+    """
+    ends = [0] * len(over)
+    ends += [ago_ns(row.domain, row.beat_ticks, moment) for row in standing.rows if row.state != "live"]
+    free_ns = sorted(ends)[free - 1] if free <= len(ends) else FOR_EVER
+    limit = standing.limit
+    return free_ns if limit is None else min(free_ns, ago_ns(limit.domain, limit.since_ticks, moment))
 
 
-def _free_for(before: LeaseRow | None, over: Live, moment: Moment) -> int:
-    """How long the slot has been free; an end that is not on record yet has only just been noticed."""
-    if before is None:
-        return FOR_EVER
-    return 0 if any(before is row for row, _ in over) else free_ns(before, moment)
-
-
-def _reclaim(standing: Standing, ask: Ask, current: LeaseRow, moment: Moment) -> Refused | Granted:
+def _reclaim(standing: Standing, ask: Ask, current: LeaseRow, line: queue.Queue, moment: Moment) -> Refused | Granted:
     """Take one's own live lease back, unless its process is there to be asked."""
     if current.process and current.process != ask.process and standing.alive.get(current.process):
         return Refused(
@@ -147,11 +147,12 @@ def _reclaim(standing: Standing, ask: Ask, current: LeaseRow, moment: Moment) ->
                 f"the process of {current.owner!r}, which holds scope {current.scope!r}, is alive: not reclaimed",
                 hint="end that process first, or end its lease on record with 'lease force-release' (force_release)",
                 **_facts(current, left(current, moment, standing.alive), moment),
+                position=len(line.ahead) + 1,
             )
         )
     row = _grant(standing.rows, current.slot, ask, moment)
     happened = _happened("lease.reclaimed", row, {"ttl_seconds": row.ttl_ns / NS, "slot": row.slot})
-    return Granted(row, (happened,))
+    return Granted(row, (happened,), gone=(ask.ticket,) if ask.ticket else ())
 
 
 def _grant(rows: Sequence[LeaseRow], slot: int, ask: Ask, moment: Moment) -> LeaseRow:
@@ -171,11 +172,11 @@ def _grant(rows: Sequence[LeaseRow], slot: int, ask: Ask, moment: Moment) -> Lea
 def _held(scope: str, live: Live, line: queue.Queue, moment: Moment) -> Refused:
     current, remaining = min(live, key=lambda each: each[1].ns)
     facts = _facts(current, remaining, moment)
-    others = f" and {len(live) - 1} more" if len(live) > 1 else ""
+    others = f" and {len(live) - 1} more," if len(live) > 1 else ""
     waiting = f"; {len(line.ahead)} are waiting for it" if line.ahead else ""
     error = LeaseHeldError(
-        f"scope {scope!r} is held by {current.owner!r} (token {current.token}) until {facts['expires_at']}"
-        f"{others}{waiting}",
+        f"scope {scope!r} is held by {current.owner!r} (token {current.token}){others} until {facts['expires_at']}"
+        f"{waiting}",
         hint="try again after retry_after seconds, or wait in the queue (--wait); the holder may release it earlier",
         **facts,
         position=len(line.ahead) + 1,
@@ -195,7 +196,7 @@ def _facts(current: LeaseRow, remaining: Remaining, moment: Moment) -> dict[str,
     }
 
 
-def _behind(scope: str, over: Live, line: queue.Queue, moment: Moment) -> Refused:
+def _behind(scope: str, over: Live, line: queue.Queue, free_ns: int, moment: Moment) -> Refused:
     """Free, but others are ahead. What ended without a word goes on record: their time counts from here."""
     ahead = len(line.ahead)
     error = LeaseHeldError(
@@ -205,7 +206,7 @@ def _behind(scope: str, over: Live, line: queue.Queue, moment: Moment) -> Refuse
         owner=None,
         token=None,
         expires_at=None,
-        retry_after=queue.TURN_NS * ahead / NS,
+        retry_after=(queue.TURN_NS * ahead - free_ns) / NS,
         position=ahead + 1,
     )
     rows = tuple(ended(row, "expired", moment) for row, _ in over)

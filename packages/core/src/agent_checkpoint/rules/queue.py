@@ -9,7 +9,7 @@ until they are awake.
 from __future__ import annotations
 
 from agent_checkpoint.record import Record
-from agent_checkpoint.rules.expiry import left
+from agent_checkpoint.rules.expiry import left, remaining
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,17 +36,19 @@ NOBODY = Queue()
 
 def look(tickets: Sequence[Ticket], mine: int, moment: Moment, alive: Alive) -> Queue:
     """The queue as the holder of ticket ``mine`` sees it; 0 stands behind everybody."""
+    # Whoever slept through the life of its ticket has lost its place.
+    kept = any(ticket.number == mine and remaining(ticket, moment).ns for ticket in tickets)
     ahead, gone = [], []
     for ticket in tickets:
         if ticket.number == mine:
             continue
         if left(ticket, moment, alive).ns == 0:
             gone.append(ticket.number)
-        elif not ticket.passed and (mine == 0 or ticket.number < mine):
+        elif not ticket.passed and (ticket.number < mine or not kept):
             ahead.append(ticket.number)
     return Queue(tuple(ahead), tuple(gone))
 
 
-def may_pass(ahead: int, free_slots: int, free_ns: int) -> bool:
+def may_pass(ahead: int, free_ns: int) -> bool:
     """Whether somebody behind ``ahead`` others may take a slot that has been free for so long."""
-    return ahead < free_slots or free_ns >= TURN_NS * ahead
+    return free_ns >= TURN_NS * ahead

@@ -4,8 +4,10 @@ ALTER TABLE leases ADD COLUMN process TEXT NOT NULL DEFAULT '';
 
 -- How many leases a scope may have at once. No row: one.
 CREATE TABLE limits (
-    scope TEXT    PRIMARY KEY,
-    slots INTEGER NOT NULL CHECK (slots >= 1)
+    scope        TEXT    PRIMARY KEY,
+    slots        INTEGER NOT NULL CHECK (slots >= 1),
+    domain       TEXT    NOT NULL, -- the boot in which since_ticks means something, '' unknown
+    since_ticks  INTEGER NOT NULL  -- monotonic nanoseconds: no new slot has been free for longer
 ) WITHOUT ROWID;
 
 -- Who waits for a scope. A number is never used again (AUTOINCREMENT): a waiter
