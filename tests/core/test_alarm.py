@@ -147,7 +147,7 @@ def test_a_thread_with_nothing_to_do_lingers_and_ends(clock: FakeClock) -> None:
     clock.advance(1)
     wait_until(lambda: len(plan.done) == 2)
     assert running() == [thread]
-    wait_until(lambda: clock.advance(alarm.LINGER_SECONDS) or not running())
+    wait_until(lambda: clock.advance(alarm.LINGER_NS / NS) or not running())
     add(1)
     clock.advance(1)
     wait_until(lambda: len(plan.done) == 3)
@@ -155,7 +155,7 @@ def test_a_thread_with_nothing_to_do_lingers_and_ends(clock: FakeClock) -> None:
 
 
 def test_an_alarm_that_nobody_has_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarm, "LINGER_SECONDS", 0.01)
+    monkeypatch.setattr(alarm, "LINGER_NS", NS // 100)
     plan, made, add = planned(Clock())
     add(0)
     wait_until(lambda: plan.done and not running())
@@ -166,7 +166,7 @@ def test_an_alarm_that_nobody_has_is_let_go_of(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_nothing_is_missed_however_threads_begin_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarm, "LINGER_SECONDS", 0.0005)
+    monkeypatch.setattr(alarm, "LINGER_NS", NS // 2000)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -267,6 +267,29 @@ def test_a_thread_that_could_not_be_started_is_started_next_time(
     wait_until(lambda: at in plan.done)
 
 
+def test_an_interrupt_while_the_thread_is_woken_does_not_let_it_sleep_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarm, "LINGER_NS", 3600 * NS)
+    plan, made, add = planned(Clock())
+    late = add(3600)
+    wait_until(lambda: made._wakes_at == late)
+
+    def struck() -> None:
+        del made._changed.notify  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    made._changed.notify = struck  # type: ignore[method-assign,assignment]
+    with pytest.raises(KeyboardInterrupt):
+        add(0.05)
+    early = add(0.1)
+    try:
+        wait_until(lambda: early in plan.done)
+    finally:
+        plan.times.clear()
+        monkeypatch.undo()
+        with made._changed:
+            made._changed.notify()
+
+
 def test_an_interrupt_while_the_thread_is_started_does_not_end_the_alarm_for_good(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,12 +336,12 @@ def test_time_that_is_turned_between_a_look_at_the_clock_and_the_wait_is_not_mis
 # These tests would notice
 
 
-def _end_at_once(self: Alarm) -> bool:
+def _end_at_once(self: Alarm, mark: object) -> bool:
     with self._changed:
         if self._due() is None:
-            self._running = False
+            self._serving = None
             return False
-    return _wait(self)
+    return _wait(self, mark)
 
 
 _set, _wait = Alarm.set, Alarm._wait
@@ -326,7 +349,7 @@ _set, _wait = Alarm.set, Alarm._wait
 BROKEN: dict[str, tuple[str, Callable[..., Any], Callable[..., None]]] = {
     "it never wakes up earlier": (
         "set",
-        lambda self, at: None if self._running else _set(self, at),
+        lambda self, at: None if self._serving else _set(self, at),
         test_a_thread_that_waits_for_long_wakes_up_for_what_is_due_before,
     ),
     "it ends as soon as nothing is due": (
@@ -336,12 +359,12 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], Callable[..., None]]] = {
     ),
     "it works before its time": (
         "_wait",
-        lambda self: self._due() is not None or _wait(self),
+        lambda self, mark: self._due() is not None or _wait(self, mark),
         test_work_is_done_when_it_is_due_and_not_before,
     ),
     "it works once": (
         "_run",
-        lambda self: self._wait() and self._work(),
+        lambda self, mark: self._wait(mark) and self._work(),
         test_what_is_due_earlier_than_all_else_is_done_first,
     ),
 }

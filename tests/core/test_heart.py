@@ -429,7 +429,7 @@ def test_the_threads_end_when_nothing_is_held_and_let_go_of_the_store(path: Path
 
 
 def test_threads_that_have_ended_begin_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_checkpoint.alarm.LINGER_SECONDS", 0.01)
+    monkeypatch.setattr("agent_checkpoint.alarm.LINGER_NS", NS // 100)
     with StateStore(path, synchronous="normal") as store:
         store.initialize()
         before = set(threading.enumerate())
@@ -440,27 +440,27 @@ def test_threads_that_have_ended_begin_again(path: Path, monkeypatch: pytest.Mon
             wait_until(lambda: not set(threading.enumerate()) - before)
 
 
+@pytest.mark.parametrize("name", ["heartbeat", "deadline"])
 def test_a_hold_that_gets_no_thread_fails_leaves_nothing_and_is_the_only_one_to(
-    store: StateStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    store: StateStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name == name:
+        if thread.name == f"agent-checkpoint-{name}":
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    for name in ("agent-checkpoint-heartbeat", "agent-checkpoint-deadline"):
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", refuse)
-            with pytest.raises(RuntimeError), store.hold(name, "worker-a", 30):
-                raise AssertionError("entered")
-        assert store.get_lease(name) is None
-        with store.hold(name, "worker-a", 30) as held:
-            renewed(clock, 10, held)
-        with to_be_lost(store.hold(name, "worker-a", 30)) as held:
-            clock.advance(28.6)
-            assert held.lost.wait(LONG)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError), store.hold("release", "worker-a", 30):
+            raise AssertionError("entered")
+    assert store.get_lease("release") is None
+    with store.hold("release", "worker-a", 30) as held:
+        renewed(clock, 10, held)
+    with to_be_lost(store.hold("release", "worker-a", 30)) as held:
+        clock.advance(28.6)
+        assert held.lost.wait(LONG)
 
 
 # One pulse
@@ -550,7 +550,7 @@ BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], object], Callable[..., No
         test_a_lease_that_others_ended_takes_none_with_it,
     ),
     "an error ends the thread": (
-        lambda patch: patch.setattr(heart.Alarm, "_run", lambda self: self._wait() and self._work()),
+        lambda patch: patch.setattr(heart.Alarm, "_run", lambda self, mark: self._wait(mark) and self._work()),
         lambda hasty_store, clock, lock: test_whatever_the_database_says_the_lease_is_lost_by_the_deadline(
             hasty_store, clock, lock, "database is locked"
         ),

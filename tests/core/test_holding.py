@@ -91,7 +91,8 @@ def pacemaker(store: StateStore) -> Iterator[HeldLease]:
 
 
 @pytest.fixture(autouse=True)
-def no_thread_stays(clock: FakeClock) -> Iterator[None]:
+def no_thread_stays(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("agent_checkpoint.alarm.LINGER_NS", NS // 20)
     before = threads()
     yield
 

@@ -233,6 +233,12 @@ def test_in_a_pipeline_whoever_reads_the_terminal_has_it(shell: Terminal) -> Non
     assert [ended["status"] for ended in shell.told("ended")] == [0, 0]
 
 
+def test_in_a_pipeline_who_changes_the_terminal_gets_it(shell: Terminal) -> None:
+    # The kernel stops it for that as well, and then lets it.
+    assert shell.does("run bash -c 'stty intr ^A < /dev/tty; echo done' | cat") == "done"
+    assert "intr = ^A" in shell.does("stty -a")
+
+
 def test_a_script_is_interrupted_together_with_its_command(shell: Terminal) -> None:
     shell.type(
         "script \"trap 'echo script heard' INT; run bash -c 'trap \\\"echo command heard; exit 3\\\" INT; "

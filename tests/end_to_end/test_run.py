@@ -279,7 +279,7 @@ def test_the_status_descriptor_tells_our_verdicts_from_the_commands(run: Runs, t
     ended = told(*shell("exit 75"))
     assert (ended["verdict"], ended["command_status"], ended["token"]) == ("exited", 75, 1)
     assert told(*shell("kill -9 $$"))["signal"] == 9
-    assert told("--", "no-such")["verdict"] == "not-found"
+    assert told("--", "no-such")["verdict"] == "command-not-found"
     with StateStore(run.path) as store, store.hold("release", "other"):
         assert (told(*shell("true"))["verdict"], told(*shell("true"))["status"]) == ("lease-held", 75)
         assert told("--if-held", "skip", *shell("true"))["verdict"] == "skipped"
@@ -330,3 +330,15 @@ def test_many_runs_in_a_row_leave_nothing(run: Runs, times: int) -> None:
         assert status.queues == []
         with store.read() as reader:
             assert reader.rows("SELECT COUNT(*) FROM tickets") == [(0,)]
+
+
+def test_a_run_that_would_wait_for_its_own_lease_is_refused(run: Runs) -> None:
+    status, out, err = run("release", *shell("$AGENT run release --wait forever -- echo no"))
+    assert (status, out, error(err)["code"]) == (2, "", "reentrancy")
+    # Where a slot is free it need not wait for itself.
+    assert run("pool", "--limit", "2", *shell("$AGENT run pool --wait forever -- echo yes")) == (0, "yes\n", "")
+
+
+def test_a_command_without_the_two_dashes_is_told_where_it_stands(run: Runs) -> None:
+    status, _, err = run("release", "ls", "-l")
+    assert (status, "behind '--'" in error(err)["hint"]) == (2, True)

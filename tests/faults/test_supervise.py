@@ -210,6 +210,22 @@ def test_when_both_are_killed_at_once_the_command_itself_dies_with_the_guard(sta
     assert run.alive()
 
 
+def test_a_wrapper_killed_after_the_end_and_before_the_release_has_its_lease_expired(
+    start: Callable[..., Run],
+) -> None:
+    body = """
+supervisor = make()
+prepare(supervisor)
+supervisor.run()
+os.kill(os.getpid(), 9)
+"""
+    run = start("true", body=body)
+    run.process.wait(LONG)
+    wait_until(lambda: run.told("expired"))
+    (expired,) = run.told("expired")
+    assert (expired["expired"], expired["alive"], expired["by"]) == ("token-1", [], run.guard)
+
+
 def test_past_the_deadline_of_a_frozen_wrapper_the_guard_ends_the_tree_and_then_the_lease(
     start: Callable[..., Run],
 ) -> None:

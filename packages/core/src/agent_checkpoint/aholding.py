@@ -52,11 +52,15 @@ class AsyncHold:
         hold = self._hold
         hold.on_lost = _in_loop(loop, self._on_lost)
         waiter = hold.waiter(asyncio.current_task())
-        lease = await wait(waiter, self._run, lambda lease: hold.release(lease.fence))
-        held = AsyncHeldLease(hold, lease, waiter.asked_at, lambda: not loop.is_closed())
-        held._run = self._run
-        hold.start(held)
-        return held
+        try:
+            lease = await wait(waiter, self._run)
+            held = AsyncHeldLease(hold, lease, waiter.asked_at, lambda: not loop.is_closed())
+            held._run = self._run
+            return hold.start(held)
+        except BaseException:
+            hold.stop()
+            await _leave(waiter, self._run)
+            raise
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         held = self._hold.stop()
@@ -64,20 +68,24 @@ class AsyncHold:
             await uncancelled(self._run(self._hold.give_back, held, kind is None))
 
 
-async def wait(waiter: Waiter, run: Run, give_back: Callable[[Lease], object]) -> Lease:
+async def wait(waiter: Waiter, run: Run) -> Lease:
     """Step a waiter to its lease; a task that is cancelled leaves neither a ticket nor a lease behind."""
+    rang = False
     try:
-        rang = False
         while True:
-            found = await uncancelled(run(waiter.step, rang), give_back_of(run, give_back))
+            found = await uncancelled(run(waiter.step, rang))
             if not isinstance(found, float):
                 lease: Lease = found
                 return lease
             rang = await _rest(waiter.bell, found)
     except BaseException:
-        with suppress(AgentCheckpointError):  # the store was closed meanwhile
-            await uncancelled(run(waiter.leave))
+        await _leave(waiter, run)
         raise
+
+
+async def _leave(waiter: Waiter, run: Run) -> None:
+    with suppress(AgentCheckpointError):  # the store was closed meanwhile
+        await uncancelled(run(waiter.leave))
 
 
 async def _rest(bell: Bell | None, seconds: float) -> bool:
@@ -97,27 +105,13 @@ async def _rest(bell: Bell | None, seconds: float) -> bool:
         loop.remove_reader(bell.fileno())
 
 
-def give_back_of(run: Run, give_back: Callable[[Lease], object]) -> Callable[[object], Awaitable[object]]:
-    """What undoes a step: where it brought a lease, that is released."""
-
-    def undo(found: object) -> None:
-        # It may have ended by itself, or the database be out of reach: then its ttl ends it.
-        if not isinstance(found, float):
-            with suppress(AgentCheckpointError):
-                give_back(found)  # type: ignore[arg-type]
-
-    return lambda found: run(undo, found)
-
-
-async def uncancelled(call: Awaitable[T], undo: Callable[[T], Awaitable[object]] | None = None) -> T:
-    """Wait for a call to its end, even when cancelled; then ``undo`` its result, and be cancelled."""
+async def uncancelled(call: Awaitable[T]) -> T:
+    """Wait for a call to its end, even when cancelled; then be cancelled."""
     running = asyncio.ensure_future(call)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await _settled(running)
-        if undo is not None and not running.cancelled() and running.exception() is None:
-            await _settled(asyncio.ensure_future(undo(running.result())))
         raise
 
 

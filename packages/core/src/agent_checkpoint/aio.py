@@ -94,7 +94,7 @@ class AsyncStateStore:
         process = "" if pid is None else self._store._database.identify(names.integer("pid", pid, 1))
         ask = leases.valid_ask(scope, owner, ttl_seconds, metadata, reclaim, limit, process)
         waiter = self._store._waiter(ask, wait_seconds, asyncio.current_task())
-        return await aholding.wait(waiter, self._run, lambda lease: self._store.release(*lease.fence))
+        return await aholding.wait(waiter, self._run)
 
     def hold(
         self,

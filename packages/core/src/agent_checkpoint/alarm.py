@@ -83,7 +83,8 @@ class Alarm:
                     return False
                 self._wakes_at = due
                 # Never for long: what was due may be so no more.
-                until = now + LINGER_NS if due is None else min(due, now + LINGER_NS)
+                longest = now + LINGER_NS
+                until = longest if due is None else min(due, longest)
                 notified = self._clock.wait(self._changed, until)
                 lingered = due is None and not notified
             return False

@@ -41,13 +41,13 @@ def carried(environ: Mapping[str, str]) -> list[Fence]:
         leases = payload.parse(PREFIX + "LEASES", several)
         if not isinstance(leases, list):
             raise _malformed("LEASES", "a JSON array")
-        return [_fence(lease) for lease in leases]
+        return [_listed(lease) for lease in leases]
     if not any(innermost):
         return []
     scope, owner, token = innermost
     if not (scope and owner and token and token.isascii() and token.isdigit() and len(token) < 20):
         raise _malformed("TOKEN", "a number, together with _SCOPE and _OWNER")
-    return [Fence(scope, owner, int(token))]
+    return [_fence("TOKEN", scope, owner, int(token))]
 
 
 def variables(database: str, fence: Fence, outer: Sequence[Fence]) -> dict[str, str]:
@@ -80,10 +80,17 @@ def innermost(scope: str | None = None) -> Fence:
     )
 
 
-def _fence(lease: object) -> Fence:
+def _listed(lease: object) -> Fence:
     if not isinstance(lease, dict) or not {"scope", "owner", "token"} <= lease.keys():
         raise _malformed("LEASES", "objects with scope, owner and token")
-    return presented(lease["scope"], lease["owner"], lease["token"])
+    return _fence("LEASES", lease["scope"], lease["owner"], lease["token"])
+
+
+def _fence(variable: str, scope: object, owner: object, token: object) -> Fence:
+    try:
+        return presented(scope, owner, token)
+    except InvalidInputError as error:
+        raise _malformed(variable, f"a lease, but {error}") from None
 
 
 def _malformed(name: str, rule: str) -> InvalidInputError:

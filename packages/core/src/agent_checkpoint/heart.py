@@ -127,6 +127,11 @@ class Pulse:
             self.lost.set()
         self._on_lost(reason)
 
+    def gap_ns(self, now: int) -> int:
+        """The longest time between two heartbeats so far, with the one that lasts still."""
+        over = self.ended or self.lost.is_set()
+        return self.longest_ns if over else max(self.longest_ns, now - self.beat_at)
+
     def _note_gap(self, now: int) -> None:
         gap = now - self.beat_at
         self.longest_ns = max(self.longest_ns, gap)
@@ -159,6 +164,7 @@ class Heart:
 
     def remove(self, pulse: Pulse) -> None:
         """Renew it no more."""
+        pulse.longest_ns = pulse.gap_ns(self._clock.ticks_ns())
         pulse.ended = True
         self._pulses.pop(id(pulse), None)
 

@@ -10,8 +10,10 @@ import logging
 import os
 import threading
 import weakref
+from contextlib import suppress
 
 from agent_checkpoint import leases, names, waiting
+from agent_checkpoint.database import Terms
 from agent_checkpoint.errors import AgentCheckpointError, ReentrancyError, StaleLeaseError
 from agent_checkpoint.heart import Pulse
 from agent_checkpoint.names import NS
@@ -21,19 +23,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-    from typing import Any
+    from typing import Any, TypeVar
 
     from agent_checkpoint.change import Changes
     from agent_checkpoint.heart import Heart
     from agent_checkpoint.holders import Holders
-    from agent_checkpoint.records import Fence, Lease
+    from agent_checkpoint.records import Fence, Lease, LeaseRow
     from agent_checkpoint.rules.grant import Ask
+
+    AnyHeld = TypeVar("AnyHeld", bound="Held")
 
 # A hundred years: what is longer is a mistake, or means None.
 LONGEST_LIFE_SECONDS = 100 * 366 * 86_400
 
+# Why a holder takes a lease for lost, whatever the store says; others wait for it still.
+OURS = ("expired", "max-lifetime", "guard-died")
+# What is lost already is not waited for.
+LOST = Terms(within=0.5)
+
 _WHY = {
     "expired": "was not renewed in time",
+    "guard-died": "was given up with its command, whose guard was killed",
     "max-lifetime": "reached the longest life that its holder gave it",
     "superseded": "was superseded by a later grant",
     "released": "was released by somebody else",
@@ -95,8 +105,8 @@ class Held:
 
     @property
     def heartbeat_gap(self) -> float:
-        """The longest time between two heartbeats so far, in seconds; with the one that was too long."""
-        return self._pulse.longest_ns / NS
+        """The longest time between two heartbeats so far, in seconds; with the one that lasts still."""
+        return self._pulse.gap_ns(self._clock.ticks_ns()) / NS
 
     @property
     def deadline_ns(self) -> int:
@@ -117,6 +127,10 @@ class Held:
         """
         database = self._hold.changes.database
         leases.bind(self._hold.changes, self.fence, database.identify(**more))
+
+    def declare_lost(self, reason: str) -> None:
+        """Take it for lost, for a reason of one's own: it is not renewed any more, and ``on_lost`` is called."""
+        self._pulse.lose(reason, self._clock.ticks_ns())
 
     def on_extended(self, call: Callable[[int], object]) -> None:
         """Call this from the heartbeat thread with each new deadline (``deadline_ns``); it must not wait."""
@@ -197,20 +211,30 @@ class Hold:
         self._ask = ask
         self._wait_seconds = names.wait_seconds(wait_seconds)
         self._held: Held | None = None
+        self._entered = threading.Lock()
+        self._granted: LeaseRow | None = None
+        self._pid = 0
 
     def __enter__(self) -> HeldLease:
         waiter = self.waiter()
         owner = weakref.ref(threading.current_thread())
-        clock = self.changes.database.clock
-        lease, asked_at = waiting.wait(waiter, clock.sleep), waiter.asked_at
-        held = HeldLease(self, lease, asked_at, lambda: _is_alive(owner()))
-        self.start(held)
-        return held
+        try:
+            lease = waiting.wait(waiter, self.changes.database.clock.sleep)
+            return self.start(HeldLease(self, lease, waiter.asked_at, lambda: _is_alive(owner())))
+        except BaseException:
+            self.give_up(waiter)
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        held = self.stop()
-        if held is not None:
-            self.give_back(held, kind is None)
+        try:
+            held = self.stop()
+            if held is not None:
+                self.give_back(held, kind is None)
+        except AgentCheckpointError:
+            raise
+        except BaseException:  # interrupted: it may not have been released
+            self._take_back()
+            raise
 
     def waiter(self, holder: object = None) -> waiting.Waiter:
         """Who asks for the lease: bound to this process.
@@ -218,56 +242,64 @@ class Hold:
         Raises:
             ReentrancyError: the block is entered already.
         """
-        if self._held is not None and self._held._pid == os.getpid():
+        if not self._entered.acquire(blocking=False):
             raise ReentrancyError(
-                f"this block holds scope {self._ask.scope!r} already",
+                f"this block of scope {self._ask.scope!r} is entered already",
                 hint="call store.hold() again for another block",
                 scope=self._ask.scope,
             )
         ask = self._ask._replace(process=self.changes.database.identify())
         return waiting.Waiter(self.changes, ask, self._wait_seconds, self._holders, holder)
 
-    def start(self, held: Held) -> None:
+    def start(self, held: AnyHeld) -> AnyHeld:
         """Renew what was granted.
 
         Raises:
-            RuntimeError: there can be no more threads; it was given back.
+            RuntimeError: there can be no more threads.
         """
+        self._granted, self._pid = held.lease.row, held._pid
         self._held = held
-        try:
-            self._heart.add(held._pulse)
-        except BaseException:
-            self.stop()
-            self.give_back(held, tell=False)
-            raise
+        self._heart.add(held._pulse)
+        return held
+
+    def give_up(self, waiter: waiting.Waiter) -> None:
+        """Undo a beginning: no lease, no place in the queue, no renewal."""
+        self.stop()
+        waiter.leave()
 
     def stop(self) -> Held | None:
         """Renew it no more; None when there is nothing to give back, as in a forked child."""
         held, self._held = self._held, None
-        if held is None or held._pid != os.getpid():
-            return None
-        self._heart.remove(held._pulse)
+        if held is not None and held._pid == os.getpid():
+            self._heart.remove(held._pulse)
+        else:
+            held = None
+        if self._entered.locked():
+            self._entered.release()
         return held
 
-    def release(self, fence: Fence) -> None:
-        """Give back what was granted, before it was held."""
-        self._holders.forget(fence.scope, fence.token)
-        leases.release(self.changes, fence)
+    def _take_back(self) -> None:
+        granted = self._granted
+        if granted is not None and self._pid == os.getpid():
+            self.stop()
+            with suppress(AgentCheckpointError):
+                leases.take_back(self.changes, granted)
 
     def give_back(self, held: Held, tell: bool) -> None:
         """Release it; with ``tell`` raise what went wrong, as when the lease was lost."""
         self._holders.forget(held.scope, held.token)
+        if held.lost.is_set():
+            if held.lost_reason in OURS:  # the store may know nothing of it
+                with suppress(AgentCheckpointError):
+                    leases.release(self.changes, held.fence, held._pulse.summary(), LOST)
+            if tell:
+                raise held._stale()
+            return
         try:
             leases.release(self.changes, held.fence, held._pulse.summary())
-        except StaleLeaseError as stale:
-            if tell:
-                raise (held._stale() if held.lost.is_set() else stale) from None
         except AgentCheckpointError:
-            # The store fails, is gone or closed. The ttl ends it; a lease that is lost is the worse news.
-            if tell and not held.lost.is_set():
+            if tell:  # else what the block raised is the news; the ttl ends the lease
                 raise
-        if tell and held.lost.is_set():
-            raise held._stale()
 
 
 def _lifetime_ns(seconds: float) -> int:

@@ -60,8 +60,11 @@ def valid_ask(
     )
 
 
-def acquire(changes: Changes, ask: grant.Ask) -> Lease:
-    """Grant the scope to the owner, or raise ``LeaseHeldError``: one try, no waiting."""
+def acquire(changes: Changes, ask: grant.Ask, note: Callable[[LeaseRow], object] | None = None) -> Lease:
+    """Grant the scope to the owner, or raise ``LeaseHeldError``: one try, no waiting.
+
+    ``note`` hears of the grant before its commit, which an interrupt may keep from the caller.
+    """
 
     def decide(change: Change) -> Lease | Refused:
         transaction = change.transaction
@@ -75,6 +78,8 @@ def acquire(changes: Changes, ask: grant.Ask) -> Lease:
                 tickets.pass_over(transaction, ask.scope, decision.passed)
             if decision.gone:
                 tickets.remove(transaction, ask.scope, decision.gone)
+            if note is not None:
+                note(decision.row)
         return _settle(change, decision)
 
     return changes.run((f"scope:{ask.scope}",), decide)  # type: ignore[no-any-return]
@@ -109,14 +114,26 @@ def wake_next(change: Change, scope: str, freed: int = 1) -> None:
         change.transaction.ring(bells)
 
 
-def release(changes: Changes, fence: Fence, earlier: Sequence[Happened] = ()) -> Lease:
+def release(changes: Changes, fence: Fence, earlier: Sequence[Happened] = (), terms: Terms = ORDINARY) -> Lease:
     """End a live lease, or raise ``StaleLeaseError``; ``earlier`` events go on record before its end."""
 
     def rule(row: LeaseRow, moment: Moment) -> Granted:
         released = grant.release(row, moment)
         return released._replace(events=(*earlier, *released.events)) if earlier else released
 
-    return _by_owner(changes, fence, "lease.release", rule)
+    return _by_owner(changes, fence, "lease.release", rule, terms)
+
+
+def take_back(changes: Changes, granted: LeaseRow) -> None:
+    """Release what was granted, if it ever was and is live still: else another may have its token."""
+
+    def decide(change: Change) -> None:
+        for row in rows.of_scope(change.transaction, granted.scope):
+            same = (row.token, row.acquired_at, row.process) == (granted.token, granted.acquired_at, granted.process)
+            if same and expiry.is_live(row, change.transaction.moment):
+                _settle(change, grant.release(row, change.transaction.moment))
+
+    changes.run((f"scope:{granted.scope}",), decide)
 
 
 def expire(changes: Changes, fence: Fence, reason: str) -> Lease:

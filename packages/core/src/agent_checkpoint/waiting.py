@@ -63,8 +63,9 @@ class Waiter:
         self._renew_at = 0
         self._stamp: object = None
         self._look_at = 0
+        # What was written last; whether it was committed an interrupt may have kept from us.
         self._queued: Ticket | None = None
-        """The ticket that was written last; whether it was committed an interrupt may have kept from us."""
+        self._granted: LeaseRow | None = None
         self.bell: Bell | None = None
         """What to listen to while pausing; None: only the time."""
 
@@ -90,11 +91,16 @@ class Waiter:
         return min(self._pause(), left)
 
     def leave(self) -> None:
-        """Leave the queue; without the database the ticket's own life ends it."""
+        """Leave the queue, and give back what was granted; without the database both end by their own time."""
         if self._queued is not None:
             with suppress(AgentCheckpointError):
                 self._changes.run(self._locks, self._give_up, terms=QUEUEING)
             self._queued, self._ask = None, self._ask._replace(ticket=0)
+        if self._granted is not None:
+            self._holders.forget(self._ask.scope, self._granted.token)
+            with suppress(AgentCheckpointError):
+                leases.take_back(self._changes, self._granted)
+            self._granted = None
         self._silence()
 
     def _give_up(self, change: Change) -> None:
@@ -125,7 +131,7 @@ class Waiter:
     def _try(self) -> Lease | None:
         self.asked_at = self._now()
         try:
-            lease = leases.acquire(self._changes, self._ask)
+            lease = leases.acquire(self._changes, self._ask, self._note)
         except LeaseHeldError as held:
             self._refused = held
             return None
@@ -133,6 +139,9 @@ class Waiter:
         self._holders.note(lease, self._holder)
         self._silence()
         return lease
+
+    def _note(self, granted: LeaseRow) -> None:
+        self._granted = granted
 
     def _is_news(self) -> bool:
         """Whether anything happened since the last look that could make it our turn."""
@@ -250,7 +259,7 @@ class FreeWaiter:
         waited_ns = self._now() - self._started
         left = self._wait_seconds - waited_ns / NS
         if left <= 0:
-            raise _timeout(held, waited_ns)
+            raise _timeout(held, waited_ns, queued=False)
         return min((SHORTEST_NS + waited_ns // SHARE_OF_WAIT) / NS, LONGEST_NS / NS, left)
 
 
@@ -260,10 +269,11 @@ def until_free(waiter: FreeWaiter, sleep: Callable[[float], object]) -> None:
         sleep(pause)
 
 
-def _timeout(held: LeaseHeldError, waited_ns: int) -> WaitTimeoutError:
+def _timeout(held: LeaseHeldError, waited_ns: int, queued: bool = True) -> WaitTimeoutError:
     waited = waited_ns / NS
+    place = f", at position {held.facts['position']} in the queue" if queued else ""
     return WaitTimeoutError(
-        f"{held.message}; waited {waited:.1f} s, at position {held.facts['position']} in the queue",
+        f"{held.message}; waited {waited:.1f} s{place}",
         hint="wait longer, or try again later; the holder may release it earlier",
         **{**held.facts, "waited_seconds": waited},
     )

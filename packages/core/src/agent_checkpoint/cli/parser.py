@@ -66,8 +66,13 @@ class Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: object = None) -> None:  # noqa: ARG002 -- argparse's signature
         output.write(message)
 
+    takes_command = False
+
     def error(self, message: str) -> NoReturn:
-        raise InvalidInputError(message, field="arguments", hint=f"see '{self.prog} --help'")
+        hint = f"see '{self.prog} --help'"
+        if self.takes_command and message.startswith("unrecognized"):
+            hint = f"the command stands behind '--': {self.prog} SCOPE -- CMD"
+        raise InvalidInputError(message, field="arguments", hint=hint)
 
     def add_globals(self, default_format: str = "json") -> None:
         """The options that every command has."""
@@ -89,6 +94,7 @@ def parser_for(name: str, command: Command) -> Parser:
     command.arguments(parser)
     parser.add_globals(command.format)
     if command.takes_command:
+        parser.takes_command = True
         parser.usage = parser.format_usage().removeprefix("usage: ").rstrip() + " -- CMD [ARG …]"
     return parser
 
@@ -115,5 +121,9 @@ def wait_seconds(text: str | None, without: float) -> float:
     """An option's time to wait: a number of seconds, or forever."""
     if text == "forever":
         return float("inf")
+    if text is not None and not re.fullmatch(_REAL, text):
+        raise InvalidInputError(
+            f"wait_seconds: must be a number of seconds, or forever, not {text!r:.60}", field="wait_seconds"
+        )
     wait = seconds("wait_seconds", text)
     return without if wait is None else wait

@@ -86,7 +86,10 @@ def _leases(status: Status) -> list[list[str]]:
     rows = [["SCOPE", "SLOT", "OWNER", "TOKEN", "STATE", "LEFT", "ALIVE", "PROCESS", "LAST HEARTBEAT"]]
     for lease in status.leases:
         name, owner, token = shown(lease.scope), shown(lease.owner), str(lease.token)
-        alive, process = _lives(lease.owner_alive, lease.process), _pid(lease.process)
+        alive, process = (
+            _lives(lease.owner_alive, lease.process if lease.state == "live" else None),
+            _pid(lease.process),
+        )
         rows.append([name, str(lease.slot), owner, token, lease.state, _left(lease), alive, process, _beat(lease)])
     return rows
 

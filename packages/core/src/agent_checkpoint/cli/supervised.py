@@ -15,7 +15,9 @@ from agent_checkpoint.errors import (
     AgentCheckpointError,
     InvalidInputError,
     LeaseHeldError,
+    ReentrancyError,
     StaleLeaseError,
+    WaitTimeoutError,
 )
 from agent_checkpoint.heart import BEATS, margin_ns
 
@@ -34,7 +36,7 @@ SHARE_OF_TTL = 4
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("scope", metavar="SCOPE", help="what the command needs for itself")
+    parser.add_argument("scope", metavar="SCOPE", help="what is to be the command's alone")
     parser.add_argument("--owner", help="who asks (the machine and the process)")
     parser.add_argument("--ttl", metavar="SECONDS", help="seconds the lease lasts without a heartbeat (30)")
     parser.add_argument("--wait", metavar="SECONDS|forever", help="seconds to queue for it, or forever (0)")
@@ -42,7 +44,12 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--grace", metavar="SECONDS", help="between TERM and KILL when it is lost (a quarter ttl, <= 5)"
     )
-    parser.add_argument("--on-lost", choices=("term", "kill", "ignore"), default="term", help="what to do then (term)")
+    parser.add_argument(
+        "--on-lost",
+        choices=("term", "kill", "ignore"),
+        default="term",
+        help="what becomes of the command when its lease is lost (term)",
+    )
     parser.add_argument("--if-held", choices=("fail", "skip"), default="fail", help="skip: exit 0, and do nothing")
     parser.add_argument("--status-fd", metavar="N", help="write how it ended to this descriptor, as a JSON line")
     parser.add_argument("--init", action="store_true", help="create the store if there is none")
@@ -111,6 +118,8 @@ def _hold(arguments: Namespace, opened: StateStore, report: Report) -> int:
     # Looked at first, and asked for once in vain: what cannot be passed on, or is invalid, forks nothing.
     outer = environment.held(opened, os.environ)
     hold()
+    if wait and any(fence.scope == arguments.scope for fence in outer):
+        _refuse_waiting_for_oneself(opened, arguments.scope)
     # Forked before the store is opened: the guard shares no database, and there are no threads.
     supervisor = _supervisor(arguments, opened, grace)
     try:
@@ -124,9 +133,23 @@ def _hold(arguments: Namespace, opened: StateStore, report: Report) -> int:
         except BaseException as error:
             entered.__exit__(type(error), error, None)
             raise
+        if ended.why in ("lost", "guard-died"):  # within the grace the lease may be live still
+            held.declare_lost("expired" if ended.why == "lost" else ended.why)
         return _end(ended, held, _given_back(entered), arguments.command[0], report)
     finally:
         supervisor.close()
+
+
+def _refuse_waiting_for_oneself(opened: StateStore, scope: str) -> None:
+    try:
+        opened.wait_until_free(scope, 0)
+    except WaitTimeoutError as full:
+        raise ReentrancyError(
+            f"this command runs under a lease on scope {scope!r} itself, and nobody else can free it: "
+            "it would wait for ever",
+            hint="leases are not re-entrant: use the one that it has, or another scope",
+            **full.facts,
+        ) from None
 
 
 def _given_back(hold: Hold) -> AgentCheckpointError | None:
@@ -145,9 +168,9 @@ def _grace(ttl: float, given: float | None) -> float:
         InvalidInputError: they do not.
     """
     ttl_ns = names.ttl_ns(ttl)
-    grace = min(MOST_GRACE_SECONDS, ttl / SHARE_OF_TTL) if given is None else given
-    if not 0 <= grace * names.NS < ttl_ns - ttl_ns // BEATS - margin_ns(ttl_ns):
-        most = (ttl_ns - ttl_ns // BEATS - margin_ns(ttl_ns)) / names.NS
+    most = (ttl_ns - ttl_ns // BEATS - margin_ns(ttl_ns)) / names.NS
+    grace = min(MOST_GRACE_SECONDS, ttl / SHARE_OF_TTL, most / 2) if given is None else given
+    if not 0 <= grace < most:
         names.invalid(
             "grace_seconds",
             f"must be from 0 to less than {most:g} seconds with a ttl of {ttl:g}: a third of the ttl passes between "
@@ -186,36 +209,22 @@ def _supervise(supervisor: Supervisor, held: HeldLease, environ: dict[str, str])
 
 def _end(ended: Ended, held: HeldLease, error: AgentCheckpointError | None, command: str, report: Report) -> int:
     """The command's status, unless its lease ended before it did."""
-    if isinstance(error, StaleLeaseError) or ended.why in ("lost", "guard-died"):
-        stale = _lost(ended, held, error)
-        report.write(stale.exit_status, stale.code, stale.facts, ended)
-        raise stale
-    if error is not None:
+    # Where the guard did not answer, the lease was expired here, when nothing was left.
+    by_us = ended.expired and ended.why == "exited"
+    if isinstance(error, StaleLeaseError) and not by_us:
+        if ended.why == "guard-died":
+            error.hint = "look for what killed it (the out-of-memory killer?), then run it again"
+        report.write(error.exit_status, error.code, error.facts, ended)
+        raise error
+    if error is not None and not by_us:
         output.warn(error.code, f"the lease could not be released, and ends by its ttl: {error}")
+    verdict: str = ended.why
     if ended.error:
-        output.warn(f"command-{ended.why}", f"cannot execute {command!r}: {ended.error}")
-    facts = {**held.fence._asdict(), "error": ended.error or (None if error is None else str(error))}
-    report.write(ended.status, ended.why, facts, ended)
+        verdict = f"command-{ended.why}"
+        output.warn(verdict, f"cannot execute {command!r}: {ended.error}")
+    facts = {**held.fence._asdict(), "error": ended.error or None}
+    report.write(ended.status, verdict, facts, ended)
     return ended.status
-
-
-def _lost(ended: Ended, held: HeldLease, error: Exception | None) -> StaleLeaseError:
-    if ended.why == "guard-died":
-        reason, why = "guard-died", "its guard was killed: the command was ended, and the lease with it"
-        hint = "look for what killed it (the out-of-memory killer?), then run it again"
-    elif isinstance(error, StaleLeaseError):
-        return error
-    else:
-        # Asked to end while the grace lasted: the lease was alive still, and about to be lost.
-        reason, why = "expired", "was not renewed in time, and the command was ended before it ran out"
-        hint = "see whether the store can be written (agent-checkpoint doctor), then run it again"
-    return StaleLeaseError(
-        f"the lease of {held.owner!r} on scope {held.scope!r} with token {held.token} {why}",
-        hint=hint,
-        reason=reason,
-        **held.fence._asdict(),
-        heartbeat_gap=held.heartbeat_gap,
-    )
 
 
 COMMANDS = {"run": Command("Run a command under a lease.", _arguments, _run, takes_command=True)}

@@ -116,8 +116,8 @@ def _listed(pid: int) -> list[int]:
 
 
 def _parents() -> dict[int, int]:
-    """Every process and its parent; nobody where there is no ``/proc``."""
-    with suppress(FileNotFoundError):
+    """Every process and its parent, as far as there is a ``/proc`` to see them."""
+    with suppress(OSError):
         return {int(name): _parent(int(name)) for name in os.listdir("/proc") if name.isdigit()}
     return {}
 
