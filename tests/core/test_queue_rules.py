@@ -595,7 +595,7 @@ def test_whatever_happens_to_a_scope_its_promises_hold(world: World) -> None:
 
 @pytest.mark.long
 def test_whatever_happens_to_a_scope_its_promises_hold_for_long(world: World) -> None:
-    anything_may_happen(world, 10_000, 80)
+    anything_may_happen(world, 2_000, 60)
 
 
 # Broken on purpose: the promises are caught when they do not hold.

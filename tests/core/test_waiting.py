@@ -6,6 +6,7 @@ import _thread
 import itertools
 import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -390,6 +391,20 @@ def test_those_who_are_awake_go_in_their_order_behind_any_number_of_frozen_ones(
     assert line.goes_on(awake, LIFE - 1 + after) is None
     served_in_their_order(line, lease, awake, hold=0.2)
     assert not any(person.looks() for person in asleep)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_those_behind_one_that_died_go_in_their_order_whenever_they_look(line: Line, seed: int) -> None:
+    # Whoever frees the scope wakes the head, which is dead: the next ones are in the midst of their pauses.
+    choose = random.Random(seed)
+    lease = line.held()
+    people = [line.joins("dead")]
+    for number in range(3):
+        people.append(line.joins(f"awake-{number}"))
+        assert line.goes_on(people, choose.uniform(0, 1)) is None
+    assert line.goes_on(people, 6 + choose.uniform(0, 0.3)) is None
+    people.pop(0).dies()
+    served_in_their_order(line, lease, people, hold=0.2)
 
 
 @pytest.mark.parametrize("dead", [0, 1, 4])
@@ -905,32 +920,6 @@ def test_no_pause_is_longer_than_what_is_left_of_the_wait(line: Line) -> None:
     person = line.joins("first", 20)
     line.clock.advance(19.99)
     assert person.waiter.step() == pytest.approx(0.01)
-
-
-# With real time, in the same process.
-
-
-def test_waiters_are_served_in_their_order_soon_after_a_release(path: Path) -> None:
-    with StateStore(path) as store:
-        store.initialize()
-        lease = store.acquire("release", "holder")
-        served: list[int] = []
-
-        def wait(number: int) -> None:
-            mine = store.acquire("release", f"waiter-{number}", wait_seconds=LONG)
-            served.append(number)
-            store.release(*mine.fence)
-
-        threads = [threading.Thread(target=wait, args=(number,)) for number in range(8)]
-        for number, thread in enumerate(threads, 1):
-            thread.start()
-            until(lambda number=number: len(store.status().queues) == number)
-        store.release(*lease.fence)
-        for thread in threads:
-            thread.join(LONG)
-        assert served == list(range(8))
-        with store.read() as reader:
-            assert reader.rows("SELECT number FROM tickets") == []
 
 
 def until(true: Callable[[], object]) -> None:

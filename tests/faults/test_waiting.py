@@ -119,14 +119,12 @@ else:
         globals()[options["how"]](store)
 """
 
-# Queues up once, says when it has the scope, and gives it back when it is told.
+# Queues up once, and gives back what it has waited for.
 WAITER = """
-import os, sys, time
+import sys
 from agent_checkpoint import StateStore
 with StateStore(sys.argv[1]) as store:
-    lease = store.acquire("release", sys.argv[2], 300, wait_seconds=20)
-    print(time.monotonic(), flush=True)
-    sys.stdin.readline()
+    lease = store.acquire("release", sys.argv[2], 300, wait_seconds=60)
     store.release(*lease.fence)
 """
 
@@ -325,7 +323,7 @@ def test_those_who_do_not_wait_do_not_starve_those_who_do(path: Path, crowd: Cal
     assert max(waits) < TOO_LONG
 
 
-@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.long)])
 def test_whoever_is_killed_frozen_or_cancelled_nobody_waits_for_long(
     path: Path, crowd: Callable[..., Crowd], seconds: int
 ) -> None:
@@ -417,10 +415,7 @@ class Waiters:
 
     def join(self, owner: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", WAITER, str(self.path), owner],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-c", WAITER, str(self.path), owner], stderr=subprocess.PIPE, text=True
         )
         self.processes.append(process)
         until(lambda: owner in {each for _, each in tickets(self.path)})
@@ -447,20 +442,39 @@ class Waiters:
             process.communicate()
 
 
-def granted_at(process: subprocess.Popen[str]) -> float:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, "it was not granted the scope: its stderr says why"
-    return float(line)
+def served_in_turn(store: StateStore, owners: list[str]) -> None:
+    """As the log tells, they had the scope in this order: whoever was not the first found it free for 50 ms for each.
+
+    Where the machine is that slow, that is their right.
+    """
+    left, freed = list(owners), None
+    for event in store.events(limit=1_000_000, scope="release"):
+        if event.kind != "lease.acquired":
+            freed = event.at
+        elif event.owner in left:
+            assert freed is not None
+            overtaken = left.index(event.owner)
+            idle = (event.at - freed).total_seconds()
+            assert idle > 0.049 * overtaken, f"{event.owner} was before {left[0]} after {idle} s"
+            left.remove(event.owner)
+    assert left == []
 
 
-def give_back(process: subprocess.Popen[str]) -> float:
-    """Let it release; when it was told to."""
-    assert process.stdin is not None
-    told = time.monotonic()
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return told
+def done(processes: list[subprocess.Popen[str]]) -> None:
+    """All of them had their turn."""
+    for process in processes:
+        _, errors = process.communicate(timeout=LONG)
+        assert (process.returncode, errors) == (0, "")
+
+
+def idle_times(store: StateStore) -> list[float]:
+    """How long the scope was free before each grant, as the log tells."""
+    found, freed = [], None
+    for event in store.events(limit=1_000_000, scope="release"):
+        if event.kind == "lease.acquired" and freed is not None:
+            found.append((event.at - freed).total_seconds())
+        freed = event.at
+    return found
 
 
 @pytest.fixture
@@ -475,38 +489,28 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="proof of death, and 
 
 @linux
 @pytest.mark.parametrize("frozen", [1, 3])
-def test_frozen_heads_do_not_idle_the_scope(waiters: Waiters, frozen: int) -> None:
+def test_frozen_heads_do_not_idle_the_scope_and_have_their_places_back(waiters: Waiters, frozen: int) -> None:
     lease = waiters.store.acquire("release", "holder", 300)
     asleep = [waiters.join(f"frozen-{number}") for number in range(frozen)]
     awake = [waiters.join(f"awake-{number}") for number in range(3)]
     for each in asleep:
         waiters.freeze(each)
-
-    freed = time.monotonic()
     waiters.store.release(*lease.fence)
-    idle = []
-    for each in awake[:2]:
-        idle.append(granted_at(each) - freed)
-        freed = give_back(each)
+    done(awake)
+    idle = idle_times(waiters.store)
     print(f"{frozen} frozen in front: idle for {[f'{each * 1000:.0f} ms' for each in idle]}")
     assert max(idle) < TOO_LONG
+    assert [owner for _, owner in tickets(waiters.path)] == [f"frozen-{number}" for number in range(frozen)]
 
-    # The third one has the scope; whoever wakes up now is in front again of who came after it.
-    granted_at(awake[2])
+    # Whoever wakes up now is in front again of who came after it.
+    lease = waiters.store.acquire("release", "another", 300, wait_seconds=LONG)
     last = waiters.join("last")
     for each in asleep:
         each.send_signal(signal.SIGCONT)
     time.sleep(0.5)
-    give_back(awake[2])
-    for each in (*asleep, last):
-        granted_at(each)
-        give_back(each)
-    owners = [event.owner for event in waiters.store.events(kind="lease.acquired")]
-    assert owners == [
-        *("holder", "awake-0", "awake-1", "awake-2"),
-        *(f"frozen-{number}" for number in range(frozen)),
-        "last",
-    ]
+    waiters.store.release(*lease.fence)
+    done([*asleep, last])
+    served_in_turn(waiters.store, [f"frozen-{number}" for number in range(frozen)] + ["last"])
     assert tickets(waiters.path) == []
 
 
@@ -515,20 +519,21 @@ def test_frozen_heads_do_not_idle_the_scope(waiters: Waiters, frozen: int) -> No
 def test_killed_heads_do_not_idle_the_scope_and_vanish(waiters: Waiters, reaped: bool) -> None:
     lease = waiters.store.acquire("release", "holder", 300)
     dead = [waiters.join(f"dead-{number}") for number in range(4)]
-    alive = waiters.join("alive")
+    alive = [waiters.join(f"alive-{number}") for number in range(2)]
     for each in dead:
         each.kill()
         if reaped:
             each.wait()
         else:
             os.waitid(os.P_PID, each.pid, os.WEXITED | os.WNOWAIT)
-    assert [each.owner for each in waiters.store.status().queues] == ["alive"]
+    assert [each.owner for each in waiters.store.status().queues] == ["alive-0", "alive-1"]
 
-    freed = time.monotonic()
     waiters.store.release(*lease.fence)
-    idle = granted_at(alive) - freed
-    print(f"four dead in front: idle for {idle * 1000:.0f} ms")
-    assert idle < TOO_LONG
+    done(alive)
+    idle = idle_times(waiters.store)
+    print(f"four dead in front: idle for {[f'{each * 1000:.0f} ms' for each in idle]}")
+    assert max(idle) < TOO_LONG
+    served_in_turn(waiters.store, ["alive-0", "alive-1"])
     assert tickets(waiters.path) == []
 
 
@@ -541,9 +546,8 @@ def test_a_waiter_that_was_frozen_for_its_ticket_s_whole_life_queues_up_anew(wai
     # Its life is over, as if ten seconds had passed.
     with closing(sqlite3.connect(waiters.path)) as connection, connection:
         connection.execute("UPDATE tickets SET beat_ticks = beat_ticks - ttl_ns, expires_at = expires_at - ttl_ns")
-    awake = waiters.join("awake")
     waiters.store.release(*lease.fence)
-    granted_at(awake)
+    lease = waiters.store.acquire("release", "another", 300)
     assert tickets(waiters.path) == []
     last = waiters.join("last")
     asleep.send_signal(signal.SIGCONT)
@@ -551,26 +555,16 @@ def test_a_waiter_that_was_frozen_for_its_ticket_s_whole_life_queues_up_anew(wai
 
     assert [owner for _, owner in tickets(waiters.path)] == ["last", "asleep"]
     assert tickets(waiters.path)[1][0] > number
-    for each in (awake, last, asleep):
-        if each is not awake:
-            granted_at(each)
-        give_back(each)
-    until(lambda: waiters.store.get_lease("release") is None)
-    assert [event.owner for event in waiters.store.events(kind="lease.acquired")] == [
-        *("holder", "awake", "last", "asleep"),
-    ]
+    waiters.store.release(*lease.fence)
+    done([last, asleep])
+    served_in_turn(waiters.store, ["last", "asleep"])
 
 
 def test_processes_are_served_in_the_order_in_which_they_came(waiters: Waiters) -> None:
     lease = waiters.store.acquire("release", "holder", 300)
     line = [waiters.join(f"waiter-{number}") for number in range(8)]
-    freed, idle = time.monotonic(), []
     waiters.store.release(*lease.fence)
-    for each in line:
-        idle.append(granted_at(each) - freed)
-        freed = give_back(each)
-    print(f"from a release to the next one's grant, in another process: {[f'{each * 1000:.1f} ms' for each in idle]}")
-    until(lambda: waiters.store.get_lease("release") is None)
-    assert [event.owner for event in waiters.store.events(kind="lease.acquired")][1:] == [
-        f"waiter-{number}" for number in range(8)
-    ]
+    done(line)
+    idle = [f"{each * 1000:.1f} ms" for each in idle_times(waiters.store)]
+    print(f"from a release to the next one's grant, in another process: {idle}")
+    served_in_turn(waiters.store, [f"waiter-{number}" for number in range(8)])

@@ -7,14 +7,15 @@ by the first call that blocks.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import logging
 
 from agent_checkpoint.errors import AgentCheckpointError
 from agent_checkpoint.holding import Held
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
+    from concurrent.futures import Future
     from types import TracebackType
     from typing import Any, TypeVar
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.waiting import Waiter
 
     T = TypeVar("T")
-    Run = Callable[..., Awaitable[Any]]
+    Run = Callable[..., asyncio.Future[Any]]
+    """Begins a call in a thread. A future, not a task: a loop that ends cancels all of its tasks."""
 
 
 class AsyncHeldLease(Held):
@@ -64,8 +66,16 @@ class AsyncHold:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         held = self._hold.stop()
-        if held is not None:
-            await uncancelled(self._run(self._hold.give_back, held, kind is None))
+        if held is None:
+            return
+        try:
+            if kind is GeneratorExit:  # thrown away: nothing can be awaited any more
+                self._hold.give_back(held, False)
+            else:
+                await uncancelled(self._run(self._hold.give_back, held, kind is None))
+        except AgentCheckpointError:
+            if kind is None:
+                raise
 
 
 async def wait(waiter: Waiter, run: Run) -> Lease:
@@ -78,14 +88,19 @@ async def wait(waiter: Waiter, run: Run) -> Lease:
                 lease: Lease = found
                 return lease
             rang = await _rest(waiter.bell, found)
+    except GeneratorExit:  # thrown away: nothing can be awaited any more
+        waiter.leave()
+        raise
     except BaseException:
         await _leave(waiter, run)
         raise
 
 
 async def _leave(waiter: Waiter, run: Run) -> None:
-    with suppress(AgentCheckpointError):  # the store was closed meanwhile
+    try:
         await uncancelled(run(waiter.leave))
+    except AgentCheckpointError:  # the store was closed: there is a bell to close at most
+        waiter.leave()
 
 
 async def _rest(bell: Bell | None, seconds: float) -> bool:
@@ -105,13 +120,14 @@ async def _rest(bell: Bell | None, seconds: float) -> bool:
         loop.remove_reader(bell.fileno())
 
 
-async def uncancelled(call: Awaitable[T]) -> T:
+async def uncancelled(running: asyncio.Future[T]) -> T:
     """Wait for a call to its end, even when cancelled; then be cancelled."""
-    running = asyncio.ensure_future(call)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await _settled(running)
+        if not running.cancelled():
+            running.exception()  # nobody is there to hear of it
         raise
 
 
@@ -132,7 +148,17 @@ def _in_loop(
         return on_lost
 
     def call(held: Any, reason: str) -> None:
-        with suppress(RuntimeError):  # the loop is closed: there is nobody to tell
-            asyncio.run_coroutine_threadsafe(on_lost(held, reason), loop)
+        if loop.is_closed():
+            return  # there is nobody to tell
+        running = on_lost(held, reason)
+        try:
+            asyncio.run_coroutine_threadsafe(running, loop).add_done_callback(log)
+        except RuntimeError:
+            running.close()
+
+    def log(told: Future[Any]) -> None:
+        error = None if told.cancelled() else told.exception()
+        if error is not None:
+            logging.getLogger("agent_checkpoint").error("on_lost failed: %r", error, exc_info=error)
 
     return call

@@ -94,7 +94,7 @@ class AsyncStateStore:
         process = "" if pid is None else self._store._database.identify(names.integer("pid", pid, 1))
         ask = leases.valid_ask(scope, owner, ttl_seconds, metadata, reclaim, limit, process)
         waiter = self._store._waiter(ask, wait_seconds, asyncio.current_task())
-        return await aholding.wait(waiter, self._run)
+        return await aholding.wait(waiter, self._begin)
 
     def hold(
         self,
@@ -122,7 +122,7 @@ class AsyncStateStore:
             on_lost=on_lost,  # type: ignore[arg-type]
             max_lifetime_seconds=max_lifetime_seconds,
         )
-        return aholding.AsyncHold(hold, self._run)
+        return aholding.AsyncHold(hold, self._begin)
 
     async def heartbeat(self, scope: str, owner: str, token: int, ttl_seconds: float | None = None) -> Lease:
         """See ``StateStore.heartbeat``."""
@@ -265,6 +265,9 @@ class AsyncStateStore:
             self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="agent-checkpoint")
             self._pool_pid = os.getpid()
         return self._pool
+
+    def _begin(self, method: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(self._threads(), partial(method, *arguments))
 
     async def _run(self, method: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads(), partial(method, *arguments, **options))

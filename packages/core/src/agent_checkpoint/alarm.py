@@ -46,8 +46,8 @@ class Alarm:
             if self._serving is None:
                 self._begin()
             elif self._wakes_at is None or at < self._wakes_at:
+                self._changed.notify()  # first: an interrupt may come between the two
                 self._wakes_at = at
-                self._changed.notify()
 
     def _begin(self) -> None:
         self._serving = mark = object()

@@ -59,13 +59,15 @@ class Descendants:
                 self._signal_all((signal.SIGKILL,))
 
     def reap(self) -> Iterator[tuple[int, int]]:
-        """Who ended or stopped since the last time, as (pid, wait status); at its end ``left`` is set."""
-        self.left = True
+        """Who ended, stopped or went on since the last time, as (pid, wait status); at its end ``left`` is set."""
         try:
             while (ended := self._next())[0]:
                 yield ended
+            self.left = True
         except ChildProcessError:
-            self.left = not self._adopting and self.group is not None and group_exists(self.group)
+            self.left = False
+        if not self._adopting:
+            self.left = self.group is not None and group_exists(self.group)
 
     def forget_group(self) -> None:
         """The command was waited for: an empty group's id may be given to others now."""
@@ -73,7 +75,7 @@ class Descendants:
             self.group = None
 
     def _next(self) -> tuple[int, int]:
-        flags = os.WNOHANG | os.WUNTRACED
+        flags = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
         if not self._spared:
             return os.waitpid(-1, flags)
         for _ in range(2):  # one look may miss a child that is born while its parent dies
@@ -95,6 +97,11 @@ class Descendants:
         for parent, pid in pairs:
             pairs += [(pid, child) for child in children_of(pid)]
             _signal_exactly(pid, parent, numbers)
+
+
+def has_ended(status: int) -> bool:
+    """The wait status is one of an end."""
+    return os.WIFEXITED(status) or os.WIFSIGNALED(status)
 
 
 def look() -> Callable[[int], list[int]]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from agent_checkpoint.record import Record
 from agent_checkpoint.supervise.channel import NEVER
 from agent_checkpoint.supervise.command import Command
-from agent_checkpoint.supervise.descendants import Descendants
+from agent_checkpoint.supervise.descendants import Descendants, has_ended
 from agent_checkpoint.supervise.ending import Ending
 from agent_checkpoint.supervise.kernel import adopt_orphans, call_oneself
 from agent_checkpoint.supervise.signals import Inbox
@@ -150,11 +150,11 @@ class Guard:
         for pid, status in self._descendants.reap():
             if self._command is None or pid != self._command.pid:
                 continue
-            if os.WIFSTOPPED(status):
-                self._channel.send("stopped", os.WSTOPSIG(status))
-            else:
+            if has_ended(status):
                 self._status = status
                 self._descendants.forget_group()
+            else:
+                self._channel.send("stopped", os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0)
 
     def _act(self) -> None:
         if self._command is None or not self._descendants.left:

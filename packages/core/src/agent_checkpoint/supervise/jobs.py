@@ -11,7 +11,6 @@ import signal
 import time
 from contextlib import suppress
 
-from agent_checkpoint.process import describe
 from agent_checkpoint.supervise.channel import wait
 from agent_checkpoint.supervise.signals import held
 from agent_checkpoint.supervise.terminal import ASKS_FOR_TERMINAL
@@ -55,7 +54,7 @@ class Job:
         self._continuing -= 1
 
     def stopped(self, number: int) -> None:
-        """It was stopped by this signal, which ``attend`` sees to; of no interest if it is being continued."""
+        """It was stopped by this signal, which ``attend`` sees to, or goes on (0); or will, as we have told it to."""
         self._stopped_by = 0 if self._continuing else number
 
     def attend(self) -> bytes:
@@ -66,7 +65,7 @@ class Job:
         foreground the shell has to get the terminal back.
         """
         number, self._stopped_by, terminal = self._stopped_by, 0, self._terminal
-        if not number or terminal is None or describe(self._group)["stopped"] is False:
+        if not number or terminal is None:
             return b""
         if number in ASKS_FOR_TERMINAL and terminal.pass_on(terminal.home, self._group):
             self.go_on()

@@ -16,17 +16,17 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of every descendant whose own parent ends; False where that cannot be.
+    """Become the parent of every descendant whose own parent ends; False if that is of no use.
 
-    Then to have no children means to have no descendants. It is of use only
-    with a ``/proc`` that shows them, which that of another pid namespace, or
-    none at all, does not. Not inherited by children.
+    Then to have no children means to have no descendants. But to end them one
+    has to see them, in a ``/proc`` of one's own pid namespace. Not inherited by
+    children.
     """
     try:
         shown = os.readlink("/proc/self") == str(os.getpid())
     except OSError:
-        return False
-    return shown and _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        shown = False
+    return _prctl(PR_SET_CHILD_SUBREAPER, 1) and shown
 
 
 def die_with_parent(number: int) -> bool:

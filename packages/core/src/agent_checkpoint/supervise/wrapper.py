@@ -16,7 +16,7 @@ from contextlib import suppress
 from agent_checkpoint.record import Record
 from agent_checkpoint.supervise.channel import NEVER, Deadline, channels
 from agent_checkpoint.supervise.command import NOT_FOUND
-from agent_checkpoint.supervise.descendants import Descendants, look
+from agent_checkpoint.supervise.descendants import Descendants, has_ended, look
 from agent_checkpoint.supervise.guard import Charge, guard
 from agent_checkpoint.supervise.jobs import Job
 from agent_checkpoint.supervise.kernel import adopt_orphans
@@ -79,8 +79,10 @@ class Supervisor:
         self._enforced = on_lost != "ignore"
         self._expire = expire
         self._adopting = adopt_orphans()
-        self._descendants = Descendants(self._adopting, spared=look()(os.getpid()))
+        self._descendants = Descendants(self._adopting, spared=look()(os.getpid()) if self._adopting else ())
         self._start = Dispositions()
+        if signal.SIGCHLD in self._start.ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no child leaves word of how it ended
         self._terminal = controlling_terminal()
         self._deadline = Deadline()
         self._lock = allocate_lock()
@@ -89,6 +91,8 @@ class Supervisor:
         self._asked = False
         self._group = 0
         self._token = ""
+        self._status = int(signal.SIGKILL)
+        self._guard_ended = False
         self.guard = self._fork_guard(argv)
         self._inbox = Inbox()
 
@@ -116,7 +120,7 @@ class Supervisor:
             if not self._lost:
                 self._deadline.set(deadline_ns)
         self._token = token_text
-        self._inbox.listen(self._start.forwarded)
+        self._inbox.listen({*self._start.forwarded, signal.SIGCHLD})
         self._channel.send("prepare", dict(environ), token_text)
         limit = deadline_ns + PATIENCE_NS
         while (answer := self._channel.receive()) is None:
@@ -197,7 +201,9 @@ class Supervisor:
 
     def _forward(self, job: Job, numbers: bytes) -> None:
         for number in numbers:
-            if number == signal.SIGCONT:
+            if number == signal.SIGCHLD:
+                self._reap()
+            elif number == signal.SIGCONT:
                 job.go_on()
             elif number in ENDS and self._asked:
                 self._kill_at = min(self._kill_at, time.monotonic_ns())
@@ -215,30 +221,37 @@ class Supervisor:
         why: Why = "guard-died" if self._channel.closed else "exited"
         if self._enforced and time.monotonic_ns() >= self._deadline.get():
             why = "lost"
-        status = self._end_all()
+        self._end_all()
         expired = False
         with suppress(Exception):
             self._expire(self._token)
             expired = True
-        return _ended(status, False, None)._replace(why=why, expired=expired)
+        return _ended(self._status, False, None)._replace(why=why, expired=expired)
 
-    def _end_all(self) -> int:
-        """Kill until there is nobody left, the guard included; how the command ended, as far as we see it."""
-        status, pause = int(signal.SIGKILL), PAUSE_SECONDS
+    def _end_all(self) -> None:
+        """Kill until there is nobody left, the guard included."""
         if not self._adopting:
             self._descendants.group = self._group or None
-        if not self._channel.closed:
-            with suppress(ProcessLookupError):
+        pause = PAUSE_SECONDS
+        while self._reap():
+            if not self._guard_ended:
                 os.kill(self.guard, signal.SIGKILL)
-        while True:
-            for pid, ended in self._descendants.reap():
-                if pid == self._group and not os.WIFSTOPPED(ended):
-                    status = ended
-            if not self._descendants.left:
-                return status
             self._descendants.kill(deep=True)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _reap(self) -> bool:
+        """Wait for those of our children who have ended; there are others.
+
+        While the guard lives it has the command's. But the first process of a
+        pid namespace has all the orphans, and must let none of them lie about.
+        """
+        for pid, status in self._descendants.reap():
+            if pid == self.guard and has_ended(status):
+                self._guard_ended = True
+            elif pid == self._group and has_ended(status):
+                self._status = status
+        return self._descendants.left or not self._guard_ended
 
 
 def _ended(status: int, lost: bool, failure: Sequence[Any] | None) -> Ended:
