@@ -669,9 +669,8 @@ def test_a_broken_hold_is_noticed_here(path: Path, monkeypatch: pytest.MonkeyPat
     break_it, notices = BROKEN[how]
     with monkeypatch.context() as patch:
         break_it(patch)
-        with warnings.catch_warnings(), pytest.raises((AssertionError, StaleLeaseError, asyncio.TimeoutError)):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what is left behind, sockets too
-            try:
+            with pytest.raises((AssertionError, StaleLeaseError, asyncio.TimeoutError)):
                 notices(path)
-            finally:
-                gc.collect()
+            gc.collect()

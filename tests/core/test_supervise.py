@@ -489,7 +489,7 @@ supervisor.close()
 @pytest.mark.parametrize("ignored", ["", "trap '' CHLD; "])
 def test_children_from_before_are_spared(start: Start, adopting: bool, ignored: str) -> None:
     # A shell that starts something and then becomes the wrapper by exec.
-    before = ["bash", "-c", f'sleep 100 > /dev/null & echo $!; {ignored}exec "$@"', "bash"]
+    before = ["bash", "-c", f'sleep 100 > /dev/null 2>&1 & echo $!; {ignored}exec "$@"', "bash"]
     program = start("sh", "-c", "sleep 100 & wait", popen={"before": before}, adopting=adopting).ready()
     assert program.process.stdout is not None
     sleeping = int(program.process.stdout.readline())
