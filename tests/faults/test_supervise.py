@@ -238,6 +238,7 @@ def test_past_the_deadline_of_a_frozen_wrapper_the_guard_ends_the_tree_and_then_
     last = max(float(line.split()[1]) for line in run.lines.read_text().splitlines())
     assert last - frozen < 2 + GONE_SECONDS
 
+    wait_until(lambda: state(run.guard) in ("gone", "Z"))
     send(run.wrapper, signal.SIGCONT)
     assert run.end() == ""
     ended = run.ended()
