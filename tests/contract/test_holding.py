@@ -371,6 +371,10 @@ def test_a_lease_that_nobody_renewed_is_lost_while_the_store_would_still_say_liv
 
 def test_check_judges_by_the_deadline_before_it_asks_the_store(store: StateStore, clock: FakeClock) -> None:
     with pytest.raises(StaleLeaseError), store.hold("release", "worker-a", 30) as held:
+        wait_until(lambda: len(clock._waiting) == 2)
+        for sleeper in list(clock._waiting):
+            with sleeper:  # the heart's threads are asleep: whoever is about to be has this lock
+                pass
         clock.now_ticks_ns += round(28.5 * NS) - 1  # nobody is woken up
         held.check()
         clock.now_ticks_ns += 1

@@ -10,7 +10,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from contextlib import suppress
+from itertools import count, pairwise
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -26,8 +28,8 @@ NAME = "agent-checkpoint-test"
 LONG = 10.0
 
 
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
+def wait_until(true: Callable[[], object], seconds: float | None = None) -> None:
+    deadline = time.monotonic() + (LONG if seconds is None else seconds)
     while not true():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.001)
@@ -63,10 +65,10 @@ class Plan:
             raise fail
 
 
-def planned(clock: Clock) -> tuple[Plan, Alarm, Callable[[float], int]]:
+def planned(clock: Clock, name: str = NAME) -> tuple[Plan, Alarm, Callable[[float], int]]:
     """A plan, its alarm, and what adds to it: work in so many seconds."""
     plan = Plan(clock)
-    made = Alarm(NAME, clock, plan.due, plan.work)
+    made = Alarm(name, clock, plan.due, plan.work)
 
     def add(seconds: float) -> int:
         at = clock.ticks_ns() + round(seconds * NS)
@@ -290,23 +292,57 @@ def test_an_interrupt_while_the_thread_is_woken_does_not_let_it_sleep_on(monkeyp
             made._changed.notify()
 
 
-def test_an_interrupt_while_the_thread_is_started_does_not_end_the_alarm_for_good(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+class Striking:
+    """Strikes the thread that it traces once, at the ``moment``-th call of a Python function or return from one.
+
+    That is where the interpreter looks for signals. ``struck``: whether it came to that.
+    """
+
+    def __init__(self, moment: int) -> None:
+        self.moment = moment
+        self.struck = False
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Striking:
+        if event in ("call", "return") and frame.f_code is not Alarm.set.__code__:
+            self.moment -= 1
+            if self.moment == 0:
+                self.struck = True
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_an_interrupt_at_any_moment_does_not_end_the_alarm_for_good(
+    waiting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = threading.Thread.start
-
-    def struck(thread: threading.Thread) -> None:
-        raise KeyboardInterrupt
-
-    plan, _, add = planned(clock)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", struck)
-        with pytest.raises(KeyboardInterrupt):
-            add(1)
-    assert threading.Thread.start is start
-    at = add(1)
-    clock.advance(2)
-    wait_until(lambda: at in plan.done)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(alarm, "LINGER_NS", 20 * NS)  # it is woken, or it is not
+    traced = sys.gettrace()
+    ended_for_good: list[int] = []
+    for moment in count(1):
+        plan, made, add = planned(Clock(), f"{NAME}-struck")
+        if waiting:
+            late = add(3600)
+            wait_until(lambda made=made, late=late: made._wakes_at == late)
+        strike = Striking(moment)
+        sys.settrace(strike)
+        try:
+            made.set(plan.clock.ticks_ns() + NS // 50)
+        except (KeyboardInterrupt, RuntimeError):  # threading itself does not take every one of them well
+            pass
+        finally:
+            sys.settrace(traced)
+        adder = threading.Thread(target=add, args=(0.03,), daemon=True)  # it may wait for ever
+        adder.start()
+        with suppress(AssertionError):
+            wait_until(lambda plan=plan: plan.done, 1)
+        if not plan.done:
+            ended_for_good.append(moment)
+        plan.times.clear()
+        if not strike.struck:
+            break
+    assert moment > 2
+    assert ended_for_good == []
 
 
 def test_time_that_is_turned_between_a_look_at_the_clock_and_the_wait_is_not_missed() -> None:

@@ -548,7 +548,7 @@ for turn in range(turns):
 signal.signal(signal.SIGALRM, signal.SIG_IGN)
 over.set()
 against.join()
-with store.hold("steady", "victim", 0.3) as held:
+with store.hold("steady", "victim", 3) as held:
     extended = threading.Event()
     held.on_extended(lambda deadline: extended.set())
     renewed = extended.wait(20)

@@ -249,6 +249,7 @@ def test_a_holder_frozen_for_less_than_its_ttl_keeps_its_lease(path: Path, run: 
 
 WORKER = """
 import random
+store = StateStore(path, busy_timeout_seconds=1)
 while True:
     try:
         with store.hold("release", str(os.getpid()), 0.6, wait_seconds=60, on_lost=on_lost) as held:
@@ -262,6 +263,8 @@ while True:
                     break
     except StaleLeaseError as stale:
         say("stale", reason=stale.reason)
+    except StorageError as error:  # somebody is frozen with the write lock
+        say("busy", by=error.facts["blocker"])
 """
 
 
@@ -277,9 +280,14 @@ def test_workers_frozen_at_any_moment_never_write_behind_their_successor(
         frozen = choose.choice(workers)
         frozen.freeze()
         others = [worker for worker in workers if worker is not frozen]
-        before = sum(len(worker.all("wrote")) for worker in others)
+        told = {worker: len(worker.told) for worker in others}
         time.sleep(choose.uniform(0.1, 1.0))
-        wait_until(lambda others=others, before=before: sum(len(worker.all("wrote")) for worker in others) > before)
+
+        def goes_on(others: list[Holder] = others, told: dict[Holder, int] = told) -> bool:
+            since = [line for worker in others for line in worker.told[told[worker] :]]
+            return any(line["what"] == "wrote" or (line["what"] == "busy" and line["by"]["stopped"]) for line in since)
+
+        wait_until(goes_on)
         frozen.thaw()
         time.sleep(choose.uniform(0, 0.2))
     for worker in workers:

@@ -31,7 +31,9 @@ class Alarm:
         self._clock = clock
         self._due = due
         self._work = work
-        self._changed = threading.Condition()
+        # Taken as a lock: an interrupt that strikes in the condition's own Python would leave it taken.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._serving: object = None
         """Whose turn it is: each thread has a mark of its own, and ends when it is not this one."""
         self._wakes_at: int | None = None
@@ -42,7 +44,7 @@ class Alarm:
         Raises:
             RuntimeError: there can be no more threads.
         """
-        with self._changed:
+        with self._lock:
             if self._serving is None:
                 self._begin()
             elif self._wakes_at is None or at < self._wakes_at:
@@ -50,8 +52,9 @@ class Alarm:
                 self._wakes_at = at
 
     def _begin(self) -> None:
-        self._serving = mark = object()
+        mark = object()
         try:
+            self._serving = mark
             threading.Thread(target=self._run, args=(mark,), name=self._name, daemon=True).start()
         except BaseException:  # interrupted, it may have started all the same: then it finds another mark
             self._serving = None
@@ -66,12 +69,12 @@ class Alarm:
                     self._work()
             except Exception:
                 logging.getLogger("agent_checkpoint").exception("%s: unexpected error, going on", self._name)
-                with self._changed:
+                with self._lock:
                     self._changed.wait(PAUSE_SECONDS)
 
     def _wait(self, mark: object) -> bool:
         """Until something is due; False when nothing was for a while, and this thread is over."""
-        with self._changed:
+        with self._lock:
             lingered = False
             while self._serving is mark:
                 due, now = self._due(), self._clock.ticks_ns()
