@@ -80,7 +80,8 @@ def planned(clock: Clock, name: str = NAME) -> tuple[Plan, Alarm, Callable[[floa
 
 
 @pytest.fixture(autouse=True)
-def no_thread_stays(clock: FakeClock) -> Iterator[None]:
+def no_thread_stays(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(alarm, "LINGER_NS", NS // 20)
     yield
 
     def over() -> bool:
@@ -126,16 +127,18 @@ def test_real_time_passes_by_itself() -> None:
 
 
 def test_a_thread_that_waits_for_long_wakes_up_for_what_is_due_before(clock: FakeClock) -> None:
-    plan, made, add = planned(Clock())
-    late = add(3600)
-    wait_until(lambda: made._wakes_at == late)
-    early = add(0.05)
-    try:
-        wait_until(lambda: plan.done == [early])
-    finally:
-        plan.times.clear()
-        with made._changed:
-            made._changed.notify()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alarm, "LINGER_NS", 3600 * NS)  # it is woken, or it is not
+        plan, made, add = planned(Clock())
+        late = add(3600)
+        wait_until(lambda: made._wakes_at == late)
+        early = add(0.05)
+        try:
+            wait_until(lambda: plan.done == [early])
+        finally:
+            plan.times.clear()
+            with made._changed:
+                made._changed.notify()
 
 
 def test_a_thread_with_nothing_to_do_lingers_and_ends(clock: FakeClock) -> None:

@@ -84,7 +84,8 @@ def lock(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @pytest.fixture(autouse=True)
-def no_thread_stays(clock: FakeClock) -> Iterator[None]:
+def no_thread_stays(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("agent_checkpoint.alarm.LINGER_NS", NS // 20)
     before = set(threading.enumerate())
     yield
 
@@ -159,11 +160,11 @@ def test_a_hundred_leases_leave_a_hundred_events_a_minute_at_most(store: StateSt
 
 def test_more_leases_than_fit_one_transaction_are_all_renewed_at_once(store: StateStore, clock: FakeClock) -> None:
     with ExitStack() as block:
-        held = [block.enter_context(store.hold(f"scope-{number}", "worker-a", 30)) for number in range(250)]
+        held = [block.enter_context(store.hold(f"scope-{number}", "worker-a", 30)) for number in range(120)]
         for _ in range(7):
             renewed(clock, 10, *held)
         assert all(lease.remaining_seconds == 30 for lease in store.list_leases())
-        assert len(store.list_leases()) == 250
+        assert len(store.list_leases()) == 120
 
 
 def test_what_is_overdue_elsewhere_is_put_on_record_within_a_minute_or_so(store: StateStore, clock: FakeClock) -> None:
@@ -186,14 +187,14 @@ from agent_checkpoint import StateStore
 
 path, mark = sys.argv[1], os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
 store = StateStore(path)
-with store.hold("release", "worker-a", 2.4) as held:
+with store.hold("release", "worker-a", 1.8) as held:
     renewed = 0
     def count(deadline):
         global renewed
         renewed += 1
     held.on_extended(count)
     os.fsync(mark)
-    while renewed < 4 and not held.lost.is_set():
+    while renewed < 3 and not held.lost.is_set():
         time.sleep(0.01)
     os.fsync(mark)
     for _ in range(3):

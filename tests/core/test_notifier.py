@@ -241,7 +241,8 @@ def test_a_listener_may_not_call_the_store_from_the_notifier_either(
         wait_until(lambda: refused)
 
 
-def test_a_notifier_ends_with_its_store(path: Path) -> None:
+def test_a_notifier_ends_with_its_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_checkpoint.alarm.LINGER_NS", NS // 20)
     before = notifiers()
     for turn in range(3):
         clock, listener = FakeClock(), Listener()

@@ -87,9 +87,12 @@ class Terminal:
         lines = (self.where / "told").read_text().splitlines()
         return [json.loads(line)[what] for line in lines if what in json.loads(line)]
 
+    def has_told(self, what: str) -> bool:
+        return (self.where / "told").exists() and bool(self.told(what))
+
     def has_the_command(self) -> bool:
         """The command is in the foreground, and is not stopped: CONT would undo a stop that came before it."""
-        if not (self.where / "told").exists() or not self.told("group"):
+        if not self.has_told("group"):
             return False
         group = self.told("group")[0]
         state = subprocess.run(["ps", "-o", "stat=", "-p", str(group)], stdout=subprocess.PIPE, check=False).stdout
@@ -336,6 +339,27 @@ def test_without_a_shell_to_go_back_to_a_stop_is_passed_over(
     terminal.type("a word\n")
     terminal.expect("read a word")
     assert terminal.process.wait(LONG) == 0
+
+
+def test_a_command_stopped_by_somebody_else_gives_the_shell_its_prompt_too(shell: Terminal) -> None:
+    shell.type(f"run bash -c '{READS}'\n")
+    shell.expect("started")
+    os.kill(shell.told("group")[0], signal.SIGSTOP)
+    shell.expect("Stopped")
+    shell.expect(PROMPT)
+    shell.type("fg\n")
+    wait_until(shell.has_the_command)
+    shell.type("a word\n")
+    shell.expect("read a word")
+    shell.expect(PROMPT)
+
+
+def test_a_command_in_the_background_of_nobody_is_hung_up_when_it_asks_for_the_terminal(shell: Terminal) -> None:
+    # Nobody could ever give it to it. Unsupervised it would get an error.
+    shell.does(f"(run bash -c '{READS}' < /dev/tty &)")
+    wait_until(lambda: shell.has_told("ended"))
+    assert shell.told("ended")[0]["signal"] == signal.SIGHUP
+    assert "shell" in shell.does("echo shell")
 
 
 def test_when_the_terminal_is_hung_up_the_command_hears_it(shell: Terminal) -> None:

@@ -460,10 +460,10 @@ def test_a_lock_that_another_process_sits_on_loses_the_lease_by_the_deadline(
 
 
 def test_a_lock_that_is_let_go_in_time_loses_nothing(path: Path, run: Callable[..., Holder]) -> None:
-    holder = run("sys.argv.append('12')\n" + FAILS + KEEPS)
+    holder = run("sys.argv.append('6')\n" + FAILS + KEEPS)
     granted = holder.first("held")
     blocker = lock(path)
-    wait_until(lambda: time.monotonic() > granted["at"] + 5)  # a heartbeat is on its way since a second
+    wait_until(lambda: time.monotonic() > granted["at"] + 2.5)  # a heartbeat is on its way since 2 s
     assert holder.all("extended") == []
     blocker.execute("COMMIT")
     blocker.close()
@@ -649,7 +649,7 @@ reader.close()
 if os.fork() == 0:  # before which every idle connection is closed
     os._exit(0)
 os.wait()
-time.sleep(2.5)
+time.sleep(2.2)
 say("read-only")
 subprocess.run(["mount", "-o", "remount,bind,rw", disk], check=True)
 """

@@ -8,7 +8,7 @@ from threading import get_ident
 from time import monotonic
 
 from agent_checkpoint.database import Reader, Transaction
-from agent_checkpoint.errors import ReentrancyError, StorageBusyError, StorageError
+from agent_checkpoint.errors import ReentrancyError, StorageBusyError, StorageError, StorageReadOnlyError
 from agent_checkpoint.records import Moment
 from agent_checkpoint.sqlite import forks, schema
 from agent_checkpoint.sqlite.connections import leak, patiently
@@ -128,6 +128,10 @@ class SqliteTransaction(Transaction):
                 self._commit()
             elif self._lent is not None:
                 _roll_back(self._lent)
+                if issubclass(kind, StorageReadOnlyError):
+                    # Opened while the disk was read-only, it stays so for ever.
+                    self._database.connections.discard(self._lent)
+                    self._lent = None
         finally:
             self._leave()
         if self._bells and kind is None:

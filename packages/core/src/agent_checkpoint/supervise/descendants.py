@@ -92,11 +92,15 @@ class Descendants:
         return [pid for pid in children_of(os.getpid()) if pid not in self._spared]
 
     def _signal_all(self, numbers: Iterable[int]) -> None:
+        """Parents before their children, so that none sees a child die and does something about it."""
         children_of = look()
-        pairs = [(os.getpid(), pid) for pid in self._children(children_of)]
-        for parent, pid in pairs:
-            pairs += [(pid, child) for child in children_of(pid)]
-            _signal_exactly(pid, parent, numbers)
+        found = self._children(children_of)
+        family = {os.getpid(), *found}
+        for pid in found:  # which grows
+            more = [child for child in children_of(pid) if child not in family]
+            found += more
+            family.update(more)
+            _signal_exactly(pid, family, numbers)
 
 
 def has_ended(status: int) -> bool:
@@ -139,8 +143,8 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _signal_exactly(pid: int, parent: int, numbers: Iterable[int]) -> None:
-    """Signal a process if it still is the child of ``parent``, or has become ours.
+def _signal_exactly(pid: int, family: set[int], numbers: Iterable[int]) -> None:
+    """Signal a process if its parent still is of the family; who was orphaned meanwhile was adopted in it.
 
     Else its id may have been given to somebody else, if we were frozen since we looked.
     """
@@ -148,7 +152,7 @@ def _signal_exactly(pid: int, parent: int, numbers: Iterable[int]) -> None:
     with suppress(AttributeError, OSError):  # before Linux 5.3, or none such: its id must do
         handle = os.pidfd_open(pid)
     try:
-        if _parent(pid) in (parent, os.getpid()):
+        if _parent(pid) in family:
             for number in numbers:
                 with suppress(ProcessLookupError, PermissionError):
                     if handle is None:
