@@ -911,7 +911,7 @@ def test_an_interrupt_at_any_step_on_the_way_into_the_queue_leaves_no_ticket(lin
 def test_pauses_grow_for_the_head_and_stay_below_a_turn_behind_it(line: Line) -> None:
     line.held()
     first, second = line.joins("first"), line.joins("second")
-    for waited, head in ((0, 0.001), (1, 0.011), (4, 0.024), (60, 0.024)):
+    for waited, head in ((0, 0.001), (1, 0.011), (4, 0.041), (60, 0.048)):
         line.clock.advance(waited - (line.clock.now_ticks_ns / 1e9 - 1000))
         with line.acting_as(first.pid):
             pause = first.waiter.step()

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from agent_checkpoint.records import Lease, LeaseRow, Ticket
 
 # The head of the queue pauses 1 ms and a hundredth of the time it has waited, at
-# most 24 ms; those behind it twice as long, which is less than the 50 ms that a
-# free slot is kept for each in front: else who is awake would be passed over.
+# most 48 ms; those behind it twice as long, but no longer than that either: a free
+# slot is kept for 50 ms for each in front, else who is awake would be passed over.
 # Whoever has a bell looks only for what nobody rings for, a death or a time that
 # is over, and starts with the longest.
 SHORTEST_NS = 1_000_000
-SHORTEST_BY_BELL_NS = 24_000_000
+SHORTEST_BY_BELL_NS = 48_000_000
 SHARE_OF_WAIT = 100
-LONGEST_NS = 24_000_000
+LONGEST_NS = 48_000_000
 BEHIND = 2
 # Nobody is told of a ticket, so it need not survive a power cut.
 QUEUEING = Terms(durable=False)
@@ -218,7 +218,7 @@ class Waiter:
             return pause / NS
         # A scope that is free: until those ahead have had their turns.
         longest = math.inf if refused.token is not None else refused.retry_after
-        return min(pause * BEHIND / NS, longest)
+        return min(pause * BEHIND / NS, LONGEST_NS / NS, longest)
 
 
 def wait(waiter: Waiter, sleep: Callable[[float], object]) -> Lease:
