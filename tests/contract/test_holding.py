@@ -433,6 +433,18 @@ def test_a_lease_whose_renewal_could_not_start_in_time_is_not_extended_after_it_
         assert (extended, held.remaining()) == ([], 0.0)
 
 
+def test_a_lease_that_was_given_another_length_is_still_lost_to_its_holder_first(
+    store: StateStore, clock: FakeClock
+) -> None:
+    with store.hold("release", "worker-a", 30) as held:
+        for ttl in (12, 100):
+            before = held.deadline_ns
+            store.heartbeat(*held.fence, ttl_seconds=ttl)
+            clock.advance(10)
+            wait_until(lambda before=before: held.deadline_ns != before)
+            assert held.remaining() < held.check().remaining_seconds
+
+
 # Taken away by others
 
 TAKEN: dict[str, tuple[Callable[[StateStore, HeldLease], object], str]] = {

@@ -252,6 +252,8 @@ def _renew_rows(
         if isinstance(row, StaleLeaseError):
             answers[id(pulse)] = row
             continue
+        # Somebody may have given it another length: the store's is the one to be stricter than.
+        pulse.ttl_ns = row.ttl_ns
         rows.save(change.transaction, grant.renewed(row, row.ttl_ns, moment))
         if told_at is not None:
             change.happened.extend(pulse.summary(told_at))
