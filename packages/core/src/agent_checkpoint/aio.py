@@ -56,15 +56,29 @@ class AsyncStateStore:
         clock: Clock | None = None,
         processes: ProcessTable | None = None,
     ) -> None:
-        self._store = StateStore(
-            database,
-            busy_timeout_seconds=busy_timeout_seconds,
-            synchronous=synchronous,
-            plugins=plugins,
-            max_payload_bytes=max_payload_bytes,
-            clock=clock,
-            processes=processes,
+        self._begin_with(
+            StateStore(
+                database,
+                busy_timeout_seconds=busy_timeout_seconds,
+                synchronous=synchronous,
+                plugins=plugins,
+                max_payload_bytes=max_payload_bytes,
+                clock=clock,
+                processes=processes,
+            ),
+            owned=True,
         )
+
+    @classmethod
+    def of(cls, store: StateStore) -> AsyncStateStore:
+        """The awaited door to a store that is in use already. Closing it leaves the store open."""
+        door = cls.__new__(cls)
+        door._begin_with(store, owned=False)
+        return door
+
+    def _begin_with(self, store: StateStore, *, owned: bool) -> None:
+        self._store = store
+        self._owned = owned
         self._closed = False
         self._pool: ThreadPoolExecutor | None = None
         self._pool_pid = 0
@@ -154,6 +168,10 @@ class AsyncStateStore:
         """See ``StateStore.check_lease``."""
         return await self._run(self._store.check_lease, scope, owner, token)
 
+    async def check_scope(self, scope: str, lease: Fenced | None = None, *, required: bool = False) -> None:
+        """See ``StateStore.check_scope``."""
+        await self._run(self._store.check_scope, scope, lease, required=required)
+
     async def get_lease(self, scope: str, include_expired: bool = False) -> Lease | None:
         """See ``StateStore.get_lease``."""
         return await self._run(self._store.get_lease, scope, include_expired)
@@ -232,6 +250,10 @@ class AsyncStateStore:
         """See ``StateStore.doctor``."""
         return await self._run(self._store.doctor)
 
+    async def shrink(self) -> int:
+        """See ``StateStore.shrink``."""
+        return await self._run(self._store.shrink)
+
     async def migrate(self, component: str, files: Mapping[str, Sequence[str | os.PathLike[str]]]) -> int:
         """See ``StateStore.migrate``."""
         return await self._run(self._store.migrate, component, files)
@@ -246,7 +268,8 @@ class AsyncStateStore:
         pool, self._pool = self._pool, None
         if pool is not None and self._pool_pid == os.getpid():
             await asyncio.get_running_loop().run_in_executor(None, pool.shutdown)
-        self._store.close()
+        if self._owned:
+            self._store.close()
 
     async def __aenter__(self) -> AsyncStateStore:
         return self

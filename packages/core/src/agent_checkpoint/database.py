@@ -141,6 +141,10 @@ class Database(ABC):
         """A read of one state; it takes no lock that a writer would wait for."""
 
     @abstractmethod
+    def glance(self, sql: str, parameters: Parameters = ()) -> tuple[list[Row], Moment]:
+        """The rows of one query, and the time after they were read: a ``read`` of one statement, for less."""
+
+    @abstractmethod
     def stamp(self) -> object:
         """A value that is another one after every commit of anybody; cheap, to be compared with ``==``.
 
@@ -166,6 +170,10 @@ class Database(ABC):
     def who_lives(self, processes: Iterable[str]) -> dict[str, bool | None]:
         """What ``alive`` says of each of these."""
         return {process: self.alive(process) for process in processes if process}
+
+    @abstractmethod
+    def shrink(self) -> int:
+        """Give unused space back to the file system, in short transactions; how many bytes."""
 
     @abstractmethod
     def health(self) -> Iterable[Check]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from agent_checkpoint import names, payload
+from agent_checkpoint import leases, names, payload
 from agent_checkpoint.change import Item, Outcome
 from agent_checkpoint.errors import InvalidInputError, StaleLeaseError, StorageError
 from agent_checkpoint.ledger import leases as lease_rows
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from agent_checkpoint.change import Change, Changes
-    from agent_checkpoint.database import Parameters, Row
+    from agent_checkpoint.database import Database, Parameters, Row
     from agent_checkpoint.records import Fenced, Moment
+
+
+# The lease of a write that takes its scope: it is over with the transaction, whatever its length.
+TAKEN_SECONDS = 60
 
 
 class FencedWrite(Record):
@@ -40,6 +44,9 @@ class FencedWrite(Record):
     workflow: str | None = None
     detail: dict[str, Any] = {}  # noqa: RUF012 -- a named tuple's default, never mutated
     locks: tuple[str, ...] = ()
+    scope: str | None = None
+    required: bool = False
+    takes: str | None = None
 
 
 class Part:
@@ -82,7 +89,7 @@ def write_all(changes: Changes, writes: Iterable[FencedWrite]) -> list[Outcome]:
     items: list[Item] = []
     for fenced in writes:
         try:
-            items.append(_item(fenced))
+            items.append(_item(changes, fenced))
             outcomes.append(None)
         except InvalidInputError as error:
             outcomes.append(Outcome(None, error))
@@ -94,42 +101,81 @@ def write_all(changes: Changes, writes: Iterable[FencedWrite]) -> list[Outcome]:
 def transaction(changes: Changes, fenced: FencedWrite) -> Iterator[Part]:
     """The one-item form: the body is the caller's ``with`` block."""
     write = _write(fenced)
-    item = Item(_locks(fenced, write), lambda change: _refused(change, write), write if fenced.fence else None)
+    item = Item(_locks(fenced, write), lambda change: _refused(change, fenced, write), _protected(fenced, write))
     with changes.opened(item) as change:
         yield Part(change, write)
 
 
-def _item(fenced: FencedWrite) -> Item:
+def _item(changes: Changes, fenced: FencedWrite) -> Item:
     write = _write(fenced)
 
     def decide(change: Change) -> Any:
-        refused = _refused(change, write)
-        if refused is not None:
-            return refused
         try:
             with change.transaction.savepoint():
-                return fenced.body(Part(change, write)) if fenced.body else None
+                if (
+                    fenced.takes is not None
+                    and fenced.fence is None
+                    and (fenced.required or _was_granted(change, fenced))
+                ):
+                    return _run_taking(change, changes.database, fenced, write)
+                return _refused(change, fenced, write) or _run(change, fenced, write)
         except StorageError:
             raise  # the database may have ended the whole transaction: the group decides
         except Exception as error:
             change.happened.clear()
             return Failed(error)
 
-    return Item(_locks(fenced, write), decide, write if fenced.fence else None)
+    return Item(_locks(fenced, write), decide, _protected(fenced, write))
 
 
-def _refused(change: Change, write: Write) -> Refused | None:
-    if write.scope is None or write.owner is None or write.token is None:
+def _run(change: Change, fenced: FencedWrite, write: Write) -> Any:
+    return fenced.body(Part(change, write)) if fenced.body else None
+
+
+def _run_taking(change: Change, database: Database, fenced: FencedWrite, write: Write) -> Any:
+    """Run the body under a lease that begins and ends with it."""
+    ask = leases.valid_ask(fenced.scope, fenced.takes, TAKEN_SECONDS, None)
+    taken = leases.grant_in(change, database, ask)
+    if isinstance(taken, Refused):
+        return taken
+    answer = _run(change, fenced, write._replace(scope=taken.scope, owner=taken.owner, token=taken.token))
+    leases.release_in(change, taken.row)
+    return answer
+
+
+def _refused(change: Change, fenced: FencedWrite, write: Write) -> Refused | None:
+    fence = None
+    if write.scope is not None and write.owner is not None and write.token is not None:
+        fence = Fence(write.scope, write.owner, write.token)
+    if fenced.scope is not None:
+        granted = fence is None and not fenced.required and _was_granted(change, fenced)
+        refusal = fencing.guard(granted, fenced.scope, fence, fenced.required)
+        if refusal is not None:
+            return Refused(refusal, write)
+    if fence is None:
         return None
-    fence = Fence(write.scope, write.owner, write.token)
     found = fencing.live(lease_rows.of_scope(change.transaction, fence.scope), fence, change.transaction.moment)
     return Refused(found, write) if isinstance(found, StaleLeaseError) else None
+
+
+def _was_granted(change: Change, fenced: FencedWrite) -> bool:
+    """Whether the scope ever had a lease: its rows are never deleted."""
+    return fenced.scope is not None and bool(lease_rows.of_scope(change.transaction, fenced.scope))
+
+
+def _protected(fenced: FencedWrite, write: Write) -> Write | None:
+    """What plugins may veto: a write under a lease, its own included."""
+    return write if fenced.fence or fenced.takes else None
 
 
 def _write(fenced: FencedWrite) -> Write:
     component, action = names.name("component", fenced.component), names.name("action", fenced.action)
     workflow = None if fenced.workflow is None else names.name("workflow", fenced.workflow)
     payload.encode_object("detail", fenced.detail)
+    if fenced.scope is not None:
+        names.name("scope", fenced.scope)
+    if fenced.takes is not None:
+        names.name("takes", fenced.takes)
     scope, owner, token = None, None, None
     if fenced.fence is not None:
         scope, owner, token = fencing.presented(*fenced.fence.fence)
@@ -137,6 +183,6 @@ def _write(fenced: FencedWrite) -> Write:
 
 
 def _locks(fenced: FencedWrite, write: Write) -> tuple[str, ...]:
-    scope = () if write.scope is None else (f"scope:{write.scope}",)
+    scope = tuple({f"scope:{name}" for name in (write.scope, fenced.scope) if name is not None})
     workflow = () if write.workflow is None else (f"workflow:{write.workflow}",)
     return (*scope, *workflow, *fenced.locks)

@@ -143,9 +143,23 @@ class Held:
         if self.lost.is_set():
             raise self._stale()
 
+    def confirm(self) -> None:
+        """``check`` for a fraction of the cost, without the lease as an answer: for where it is asked often.
+
+        It reads one row in the calling thread, in asyncio too.
+
+        Raises:
+            StaleLeaseError: it is lost, for good; stop.
+            StorageError: the store cannot be asked.
+        """
+        self._check_deadline()
+        if not leases.is_live(self._hold.changes.database, self.fence):
+            self._check_store()
+
     def _check_store(self) -> Lease:
         try:
-            return leases.check(self._hold.changes.database, self.fence)
+            check = leases.check_own if self._pid == os.getpid() else leases.check
+            return check(self._hold.changes.database, self.fence)
         except StaleLeaseError as stale:
             self._pulse.lose(stale.reason, self._clock.ticks_ns())
             stale.heartbeat_gap = stale.facts["heartbeat_gap"] = self.heartbeat_gap

@@ -66,23 +66,30 @@ def acquire(changes: Changes, ask: grant.Ask, note: Callable[[LeaseRow], object]
     ``note`` hears of the grant before its commit, which an interrupt may keep from the caller.
     """
 
-    def decide(change: Change) -> Lease | Refused:
-        transaction = change.transaction
-        decision = grant.acquire(
-            standing(changes.database, transaction, ask.scope, ask.ticket), ask, transaction.moment
-        )
-        if isinstance(decision, Granted):
-            if decision.limit is not None:
-                rows.set_limit(transaction, ask.scope, decision.limit)
-            if decision.passed:
-                tickets.pass_over(transaction, ask.scope, decision.passed)
-            if decision.gone:
-                tickets.remove(transaction, ask.scope, decision.gone)
-            if note is not None:
-                note(decision.row)
-        return _settle(change, decision)
+    return changes.run((f"scope:{ask.scope}",), lambda change: grant_in(change, changes.database, ask, note))  # type: ignore[no-any-return]
 
-    return changes.run((f"scope:{ask.scope}",), decide)  # type: ignore[no-any-return]
+
+def grant_in(
+    change: Change, database: Database, ask: grant.Ask, note: Callable[[LeaseRow], object] | None = None
+) -> Lease | Refused:
+    """The grant, or why there is none, as a part of a change that holds the scope's lock."""
+    transaction = change.transaction
+    decision = grant.acquire(standing(database, transaction, ask.scope, ask.ticket), ask, transaction.moment)
+    if isinstance(decision, Granted):
+        if decision.limit is not None:
+            rows.set_limit(transaction, ask.scope, decision.limit)
+        if decision.passed:
+            tickets.pass_over(transaction, ask.scope, decision.passed)
+        if decision.gone:
+            tickets.remove(transaction, ask.scope, decision.gone)
+        if note is not None:
+            note(decision.row)
+    return _settle(change, decision)
+
+
+def release_in(change: Change, granted: LeaseRow) -> None:
+    """The end of a lease that the same change granted."""
+    _settle(change, grant.release(granted, change.transaction.moment))
 
 
 def standing(database: Database, reader: Reader, scope: str, ticket: int) -> grant.Standing:
@@ -237,11 +244,38 @@ def _sweep(changes: Changes, scopes: Sequence[str]) -> list[Lease]:
 
 def check(database: Database, fence: Fence) -> Lease:
     """The live lease that the fence matches, or raise ``StaleLeaseError``; writes nothing."""
-    with database.read() as reader:
-        row = fencing.live(rows.of_scope(reader, fence.scope), fence, reader.moment)
+    row, moment = _look(database, fence)
+    return present.lease(row, moment, database.who_lives([row.process]))
+
+
+def check_own(database: Database, fence: Fence) -> Lease:
+    """The same for a lease of this very process, which lives."""
+    row, moment = _look(database, fence)
+    return present.lease(row, moment, {row.process: True})
+
+
+def check_scope(database: Database, scope: str, fence: Fence | None, required: bool) -> None:
+    """Raise ``StaleLeaseError`` where the scope would refuse a write under this fence, or under none."""
+    found, moment = rows.glance(database, scope)
+    refusal = fencing.guard(bool(found), scope, fence, required)
+    if refusal is not None:
+        raise refusal
+    if fence is not None and isinstance(row := fencing.live(found, fence, moment), StaleLeaseError):
+        raise row
+
+
+def is_live(database: Database, fence: Fence) -> bool:
+    """Whether the fence matches a live lease: the cheapest sure look."""
+    beat, moment = rows.beat(database, fence)
+    return beat is not None and expiry.remaining(beat, moment).ns > 0
+
+
+def _look(database: Database, fence: Fence) -> tuple[LeaseRow, Moment]:
+    found, moment = rows.glance(database, fence.scope)
+    row = fencing.live(found, fence, moment)
     if isinstance(row, StaleLeaseError):
         raise row
-    return present.lease(row, reader.moment, database.who_lives([row.process]))
+    return row, moment
 
 
 def find(database: Database, scope: str, include_expired: bool) -> Lease | None:

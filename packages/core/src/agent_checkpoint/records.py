@@ -108,6 +108,15 @@ class Ticket(Record):
     bell: str
 
 
+class Beat(Record):
+    """How long a live lease still lives, and nothing else of it."""
+
+    ttl_ns: int
+    expires_at: int
+    domain: str
+    beat_ticks: int
+
+
 class Lease(Record):
     """An owner's right to a scope, as it was when the store was read.
 

@@ -233,6 +233,20 @@ class StateStore:
         refuse_inside_hook()
         return leases.check(self._database, presented(scope, owner, token))
 
+    def check_scope(self, scope: str, lease: Fenced | None = None, *, required: bool = False) -> None:
+        """Whether a write to what ``scope`` guards would be let pass now, under ``lease`` or under none.
+
+        The rule is that of ``FencedWrite.scope``; without a lease a scope lets
+        pass until its first grant, unless one is ``required``. Writes nothing.
+
+        Raises:
+            StaleLeaseError: it would be refused; ``reason`` says why.
+            InvalidInputError: a value breaks its rule.
+        """
+        refuse_inside_hook()
+        fence = None if lease is None else presented(*lease.fence)
+        leases.check_scope(self._database, names.name("scope", scope), fence, names.flag("required", required))
+
     def get_lease(self, scope: str, include_expired: bool = False) -> Lease | None:
         """The live lease of a scope, with ``include_expired`` the last one; None when there is none.
 
@@ -420,6 +434,11 @@ class StateStore:
         """A ``with`` block that reads one state of the database with ``rows(sql, parameters)``."""
         refuse_inside_hook()
         return self._database.read()
+
+    def shrink(self) -> int:
+        """Give the space of what was removed back to the file system, in short transactions; how many bytes."""
+        refuse_inside_hook()
+        return self._database.shrink()
 
     def close(self) -> None:
         """Close the connections; idempotent. The store cannot be used afterwards."""

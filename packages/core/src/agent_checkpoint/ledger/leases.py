@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from agent_checkpoint.errors import StorageCorruptError
-from agent_checkpoint.records import LeaseRow, LimitRow
+from agent_checkpoint.records import Beat, LeaseRow, LimitRow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from agent_checkpoint.database import Reader, Transaction
+    from agent_checkpoint.database import Database, Reader, Transaction
+    from agent_checkpoint.records import Fence, Moment
 
 OF_SCOPE = """
 SELECT
@@ -15,6 +16,12 @@ scope, slot, owner, token, state, ttl_ns, acquired_at, heartbeat_at, expires_at,
 FROM leases
 WHERE scope = ?
 ORDER BY slot
+"""
+
+# As little as a holder needs who knows its own deadline: the cheapest look there is.
+BEAT = """
+SELECT ttl_ns, expires_at, domain, beat_ticks FROM leases
+WHERE scope = ? AND token = ? AND owner = ? AND state = 'live'
 """
 
 # In one statement what a grant has to know: a statement costs more than its parts.
@@ -72,6 +79,18 @@ WHERE leases.token <= excluded.token
 def of_scope(reader: Reader, scope: str) -> list[LeaseRow]:
     """The current or last lease of every slot of a scope, by slot."""
     return [LeaseRow._make(row) for row in reader.rows(OF_SCOPE, (scope,))]
+
+
+def beat(database: Database, fence: Fence) -> tuple[Beat | None, Moment]:
+    """The lease that the fence matches, if its state is live, and the time after it was read."""
+    found, moment = database.glance(BEAT, (fence.scope, fence.token, fence.owner))
+    return Beat._make(found[0]) if found else None, moment
+
+
+def glance(database: Database, scope: str) -> tuple[list[LeaseRow], Moment]:
+    """The same without a transaction around it, and the time after it was read."""
+    found, moment = database.glance(OF_SCOPE, (scope,))
+    return [LeaseRow._make(row) for row in found], moment
 
 
 def standing(reader: Reader, scope: str) -> tuple[list[LeaseRow], LimitRow | None, bool]:

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent_checkpoint.records import LeaseState, Moment, Ticket
+    from agent_checkpoint.records import Beat, LeaseState, Moment, Ticket
 
     Alive = Mapping[str, bool | None]
     """What the kernel says of processes, by the text that identifies them; None: it cannot tell."""
@@ -43,7 +43,7 @@ class Remaining(Record):
     clamp: bool = False
 
 
-def remaining(row: LeaseRow | Ticket, moment: Moment) -> Remaining:
+def remaining(row: LeaseRow | Ticket | Beat, moment: Moment) -> Remaining:
     """What is left of a ticket, or of a lease whose state is live, if nobody died."""
     if row.domain and moment.domain:
         lived = moment.ticks_ns - row.beat_ticks

@@ -97,6 +97,29 @@ def binding(
     return None
 
 
+def guard(granted: bool, scope: str, fence: Fence | None, required: bool) -> StaleLeaseError | None:
+    """Whether a scope lets pass what is written under another fence, or under none.
+
+    Without a fence it does so until its first grant, unless one is required
+    anyway: a writer that slept through somebody's whole lease must not land.
+    """
+    if fence is not None and fence.scope == scope:
+        return None
+    if fence is None and not (granted or required):
+        return None
+    why = f"a lease on {fence.scope!r} does not count" if fence else "a write needs a live lease on it"
+    since = "" if fence or required else ", since it was leased before"
+    return StaleLeaseError(
+        f"scope {scope!r} is protected: {why}{since}",
+        hint=f"acquire a lease on {scope!r} and write under it",
+        reason="scope-mismatch" if fence else "protected",
+        scope=fence.scope if fence else None,
+        owner=fence.owner if fence else None,
+        token=fence.token if fence else None,
+        protected_by=scope,
+    )
+
+
 def saved(workflow: str, found: Workflow, fence: Fence | None, size_bytes: int) -> tuple[Happened, ...]:
     """The events of an accepted checkpoint; leaving a protecting scope is one of its own."""
     scope, owner, token = fence or (None, None, None)

@@ -7,26 +7,32 @@ import sqlite3
 import time
 import weakref
 
-from agent_checkpoint.database import ORDINARY, Database
+from agent_checkpoint.database import ORDINARY, Database, Terms
 from agent_checkpoint.errors import schema_version_error
+from agent_checkpoint.records import Moment
 from agent_checkpoint.sqlite import filesystem, schema
 from agent_checkpoint.sqlite.connections import Connections, patiently
 from agent_checkpoint.sqlite.gate import gate_at, leave_later, leave_unused
 from agent_checkpoint.sqlite.transactions import SqliteRead, SqliteTransaction
-from agent_checkpoint.sqlite.translate import translate
+from agent_checkpoint.sqlite.translate import is_busy, translate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from agent_checkpoint.clock import Clock
-    from agent_checkpoint.database import Bell, Terms
+    from agent_checkpoint.database import Bell, Parameters, Row
     from agent_checkpoint.process import ProcessTable
     from agent_checkpoint.records import Check
     from agent_checkpoint.sqlite.connections import Connection
     from agent_checkpoint.sqlite.gate import Gate
 
 VERSION = "SELECT version FROM components WHERE component = 'core'"
+FREE_PAGES = "SELECT freelist_count, page_size FROM pragma_freelist_count, pragma_page_size"
+# What is given back in one transaction: a few milliseconds of work.
+PAGES_AT_ONCE = 500
+# What nobody is told of, and can be done again: no flush.
+UNHURRIED = Terms(durable=False)
 MIGRATIONS = os.path.join(os.path.dirname(__file__), "migrations")
 
 
@@ -64,15 +70,34 @@ class SqliteDatabase(Database):
     def read(self) -> SqliteRead:
         return SqliteRead(self)
 
-    def stamp(self) -> object:
+    def glance(self, sql: str, parameters: Parameters = ()) -> tuple[list[Row], Moment]:
+        connection, rows = self._ask(sql, parameters)
+        self.connections.give_back(connection)
+        return rows, self.moment()
+
+    def moment(self) -> Moment:
+        """The time as leases are judged by it."""
+        clock = self.clock
+        return Moment._make((clock.wall_ns(), clock.ticks_ns(), clock.domain, self.one_kernel))
+
+    def _ask(self, sql: str, parameters: Parameters = ()) -> tuple[Connection, list[Row]]:
+        """The rows of one statement that is its own transaction, and the connection that they are from."""
         connection = self.borrow()
         try:
-            version = connection.run("PRAGMA data_version").fetchone()[0]
+            try:
+                return connection, connection.run(sql, parameters).fetchall()
+            except sqlite3.OperationalError as error:
+                if not is_busy(error):  # only the recovery after a crash is in the way of a read
+                    raise
+                return connection, patiently(self.busy_seconds, lambda: connection.run(sql, parameters).fetchall())
         except BaseException as error:
             self.connections.discard(connection)
             if isinstance(error, sqlite3.Error):
                 raise translate(error, self.name) from error
             raise
+
+    def stamp(self) -> object:
+        connection, ((version,),) = self._ask("PRAGMA data_version")
         # A connection does not see its own commits in its data_version.
         found = (connection.number, version, connection.commits)
         self.connections.give_back(connection)
@@ -90,6 +115,23 @@ class SqliteDatabase(Database):
 
     def alive(self, process: str) -> bool | None:
         return self.processes.alive(process)
+
+    def shrink(self) -> int:
+        given = 0
+        while pages := self._shrink_a_little():
+            given += pages
+        return given
+
+    def _shrink_a_little(self) -> int:
+        connection, ((free, size),) = self._ask(FREE_PAGES)
+        self.connections.give_back(connection)
+        if not free:
+            return 0
+        with self.transaction((), UNHURRIED) as transaction:
+            # Each row that is fetched is a page that was given back.
+            transaction.rows(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})")
+            ((left,),) = transaction.rows("PRAGMA freelist_count")
+        return int(max(0, free - left) * size)
 
     def health(self) -> Iterable[Check]:
         from agent_checkpoint.sqlite.health import checks

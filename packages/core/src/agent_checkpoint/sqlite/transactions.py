@@ -9,7 +9,6 @@ from time import monotonic
 
 from agent_checkpoint.database import Reader, Transaction
 from agent_checkpoint.errors import ReentrancyError, StorageBusyError, StorageError, StorageReadOnlyError
-from agent_checkpoint.records import Moment
 from agent_checkpoint.sqlite import forks, schema
 from agent_checkpoint.sqlite.connections import leak, patiently
 from agent_checkpoint.sqlite.gate import refuse_reentrancy
@@ -49,8 +48,7 @@ class SqliteRead(Reader):
             # the two would take a lease that was extended meanwhile for another boot's.
             # Only this first row may have to wait, for the recovery after a crash.
             patiently(database.busy_seconds, lambda: self._connection.run(FIRST_ROW).fetchall())
-            clock = database.clock
-            self.moment = Moment(clock.wall_ns(), clock.ticks_ns(), clock.domain, database.one_kernel)
+            self.moment = database.moment()
         except BaseException as error:
             database.connections.discard(self._connection)
             if isinstance(error, sqlite3.Error):
@@ -110,8 +108,7 @@ class SqliteTransaction(Transaction):
             self._lent = database.borrow(self._migrating)
             self._begin(self._lent, started)
             database.writers.add(self._thread)
-            clock = database.clock
-            self.moment = Moment._make((clock.wall_ns(), clock.ticks_ns(), clock.domain, database.one_kernel))
+            self.moment = database.moment()
         except BaseException:
             self._leave()
             raise

@@ -1,0 +1,130 @@
+"""What a saver and its clones share: the store, its tables, who writes under which lease, the threads for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from agent_checkpoint import FencedWrite, InvalidInputError, StateStore
+from agent_checkpoint.aio import AsyncStateStore
+from agent_checkpoint_langgraph import mapping, ownership, tables
+from agent_checkpoint_langgraph.remembered import Remembered
+from agent_checkpoint_langgraph.writer import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from langchain_core.runnables import RunnableConfig
+
+    from agent_checkpoint import Part
+    from agent_checkpoint_langgraph.ownership import ThreadLease
+    from agent_checkpoint_langgraph.saving import Guarded
+
+T = TypeVar("T")
+Fencing = Literal["optional", "required", "off"]
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+# Reads go on beside the one writer.
+READERS = 4
+
+
+class Core:
+    """See the module."""
+
+    def __init__(self, store: StateStore, fencing: str, metadata_deny: Callable[[str], bool] | Iterable[str]) -> None:
+        if not isinstance(store, StateStore):
+            raise InvalidInputError(
+                f"store: must be a StateStore, not {type(store).__name__}",
+                hint="AgentCheckpointSaver.from_conn_string(path) opens one",
+                field="store",
+            )
+        if fencing not in ("optional", "required", "off"):
+            raise InvalidInputError("fencing: must be optional, required or off", field="fencing")
+        self.store = store
+        self.awaited = AsyncStateStore.of(store)
+        self.fencing = fencing
+        self.is_secret = metadata_deny if callable(metadata_deny) else frozenset(metadata_deny).__contains__
+        self.remembered = Remembered()
+        self.bound: dict[str, ThreadLease] = {}
+        self.writer = Writer(store, self.prepare)
+        self._is_prepared = False
+        self._preparing = Lock()
+        self._readers: ThreadPoolExecutor | None = None
+        self._pid = os.getpid()
+
+    def prepare(self) -> None:
+        """Create the store and the tables, the first time."""
+        if self._is_prepared:
+            return
+        with self._preparing:
+            self.store.initialize()
+            self.store.migrate(
+                mapping.COMPONENT, {folder.name: sorted(folder.glob("*.sql")) for folder in MIGRATIONS.iterdir()}
+            )
+            self._is_prepared = True
+
+    def find_lease(self, config: RunnableConfig | None, thread_id: str) -> ThreadLease | None:
+        """The lease of a thread: from the config, the context, or what was bound."""
+        return ownership.from_config(config, thread_id) or self.bound.get(thread_id)
+
+    def guarded(self, config: RunnableConfig | None, thread_id: str, *, takes: bool = False) -> Guarded:
+        """How to write to a thread in this context; ``takes``: without a lease, under one for this write alone."""
+        scope = mapping.scope_of(thread_id)
+        if self.fencing == "off":
+            return lambda action, body: FencedWrite(mapping.COMPONENT, action, body, workflow=scope)
+        lease = self.find_lease(config, thread_id)
+        taker = ownership.default_owner() if takes else None
+
+        def write(action: str, body: Callable[[Part], Any]) -> FencedWrite:
+            return FencedWrite(
+                mapping.COMPONENT,
+                action,
+                body,
+                lease,
+                workflow=scope,
+                scope=scope,
+                required=self.fencing == "required",
+                takes=taker,
+            )
+
+        return write
+
+    def change(self, thread_id: str, action: str, body: Callable[[Part], T]) -> T:
+        """Remove or copy something of a thread, and give the space back."""
+        self.prepare()
+        (outcome,) = self.store.write_all([self.guarded(None, thread_id, takes=True)(action, body)])
+        self.remembered.forget(thread_id)
+        if outcome.error is not None:
+            raise outcome.error
+        self.store.shrink()
+        answer: T = outcome.answer
+        return answer
+
+    def threads_of_run(self, run_id: str) -> list[str]:
+        """The threads that a run saved something in."""
+        self.prepare()
+        with self.store.read() as reader:
+            return list(dict.fromkeys(row[0] for row in reader.rows(tables.OF_RUN, (run_id,))))
+
+    async def run(self, method: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Call a method in one of the reading threads."""
+        if self._readers is None or self._pid != os.getpid():
+            self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="agent-checkpoint-langgraph-read")
+            self._pid = os.getpid()
+        call = partial(copy_context().run, method, *arguments, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, call)
+
+    def close(self, *, store: bool) -> None:
+        """End the threads once they are done, and close the store if that is asked."""
+        self.writer.close()
+        readers, self._readers = self._readers, None
+        if readers is not None and self._pid == os.getpid():
+            readers.shutdown()
+        if store:
+            self.store.close()

@@ -1,0 +1,140 @@
+"""``leased(graph)``: a graph whose every run holds the lease of its thread."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.runnables import Runnable
+
+from agent_checkpoint import InvalidInputError
+from agent_checkpoint_langgraph.mapping import address
+from agent_checkpoint_langgraph.saver import AgentCheckpointSaver
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from langchain_core.runnables import RunnableConfig
+
+
+class LeasedGraph(Runnable[Any, Any]):
+    """A graph that holds the lease of the thread from the first step of a run to its last.
+
+    Everything that is not named here is the graph's own. Where the caller holds
+    the thread's lease already, the run uses that one.
+    """
+
+    def __init__(self, graph: Any, options: dict[str, Any]) -> None:
+        saver = getattr(graph, "checkpointer", None)
+        if not isinstance(saver, AgentCheckpointSaver):
+            raise InvalidInputError(
+                "graph: has no AgentCheckpointSaver",
+                hint="compile it with one: builder.compile(checkpointer=saver)",
+                field="graph",
+            )
+        self.graph = graph
+        self._saver = saver
+        self._options = options
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:
+        """The graph's ``invoke`` under a lease.
+
+        Raises:
+            LeaseHeldError: another run of the thread is under way.
+            StaleLeaseError: the lease was lost; the run was stopped.
+        """
+        with self._lease(config) as leased:
+            return self.graph.invoke(input, leased, **more)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:
+        """See ``invoke``."""
+        async with self._alease(config) as leased:
+            return await self.graph.ainvoke(input, leased, **more)
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Iterator[Any]:
+        """The graph's ``stream`` under a lease, from the first item to the end of the iteration. See ``invoke``."""
+        with self._lease(config) as leased:
+            yield from self.graph.stream(input, leased, **more)
+
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> AsyncIterator[Any]:
+        """See ``stream``."""
+        async with self._alease(config) as leased:
+            async for item in self.graph.astream(input, leased, **more):
+                yield item
+
+    def update_state(self, config: RunnableConfig, values: Any, *arguments: Any, **more: Any) -> RunnableConfig:
+        """The graph's ``update_state`` under a lease. See ``invoke``."""
+        with self._lease(config) as leased:
+            updated: RunnableConfig = self.graph.update_state(leased, values, *arguments, **more)
+            return updated
+
+    async def aupdate_state(self, config: RunnableConfig, values: Any, *arguments: Any, **more: Any) -> RunnableConfig:
+        """See ``update_state``."""
+        async with self._alease(config) as leased:
+            updated: RunnableConfig = await self.graph.aupdate_state(leased, values, *arguments, **more)
+            return updated
+
+    def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
+        """The graph's ``bulk_update_state`` under a lease. See ``invoke``."""
+        with self._lease(config) as leased:
+            updated: RunnableConfig = self.graph.bulk_update_state(leased, supersteps)
+            return updated
+
+    async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
+        """See ``bulk_update_state``."""
+        async with self._alease(config) as leased:
+            updated: RunnableConfig = await self.graph.abulk_update_state(leased, supersteps)
+            return updated
+
+    @contextmanager
+    def _lease(self, config: RunnableConfig | None) -> Iterator[RunnableConfig]:
+        thread_id = address(config or {}).thread_id
+        held = self._saver.find_lease(config, thread_id)
+        if held is not None:
+            yield held.config(config)
+            return
+        with self._saver.lease(thread_id, in_context=False, **self._options) as lease:
+            yield lease.config(config)
+
+    @asynccontextmanager
+    async def _alease(self, config: RunnableConfig | None) -> AsyncIterator[RunnableConfig]:
+        thread_id = address(config or {}).thread_id
+        held = self._saver.find_lease(config, thread_id)
+        if held is not None:
+            yield held.config(config)
+            return
+        async with self._saver.lease(thread_id, in_context=False, **self._options) as lease:
+            yield lease.config(config)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["graph"], name)
+
+
+def leased(
+    graph: Any,
+    *,
+    owner: str | None = None,
+    ttl_seconds: float = 30,
+    wait_seconds: float = 0,
+    multitask_strategy: str = "reject",
+) -> LeasedGraph:
+    """A compiled graph whose every run holds the lease of its thread; it is used like the graph.
+
+    ``owner`` labels who runs it (the host and process without one).
+    ``wait_seconds`` is how long to queue for a thread that is being run.
+    ``multitask_strategy`` says what a second run of a thread does: ``"reject"``
+    raises ``LeaseHeldError`` (after ``wait_seconds``), ``"enqueue"`` waits for
+    its turn, ``"interrupt"`` fences the run that is under way.
+
+    Raises:
+        InvalidInputError: the graph has no ``AgentCheckpointSaver``.
+    """
+    return LeasedGraph(
+        graph,
+        {
+            "owner": owner,
+            "ttl_seconds": ttl_seconds,
+            "wait_seconds": wait_seconds,
+            "multitask_strategy": multitask_strategy,
+        },
+    )

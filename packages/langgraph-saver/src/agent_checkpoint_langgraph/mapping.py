@@ -1,0 +1,277 @@
+"""From LangGraph's configs, checkpoints and metadata to what is stored, and back.
+
+Everything is serialised here, at the time of the call: afterwards the caller
+may change its state, while the write waits for its turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from langgraph.checkpoint.base import WRITES_IDX_MAP, get_checkpoint_metadata
+
+from agent_checkpoint import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata
+    from langgraph.checkpoint.serde.base import SerializerProtocol
+
+    from agent_checkpoint_langgraph.serde import Typed
+
+COMPONENT = "langgraph"
+# Before this format, what a task sent was stored with the writes of the parent.
+PENDING_SENDS_FORMAT = 4
+# Keys of config and metadata that look like credentials: these stay out of the database.
+SECRET_KEYS = re.compile(
+    r"(^|[^a-z])(api[^a-z]?key|apikey|secret|password|passwd|token|auth|authorization|credentials?|"
+    r"private[^a-z]?key|access[^a-z]?key)$"
+)
+# What LangGraph itself puts into metadata is never a secret.
+OWN_KEYS = frozenset(("source", "step", "parents", "run_id", "thread_id", "writes", "counters_since_delta_snapshot"))
+MAX_SCOPE_BYTES = 512
+BIGGEST = 2**63 - 1
+
+
+def looks_secret(key: str) -> bool:
+    """Whether a key of config or metadata is named like a credential: ``openai_api_key``, ``auth_token``, …"""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key)
+    return SECRET_KEYS.search(words.lower()) is not None
+
+
+@dataclass(frozen=True)
+class Address:
+    """Which thread, which namespace of it, which checkpoint (None: the latest)."""
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str | None
+
+    @property
+    def scope(self) -> str:
+        """The scope that guards the thread."""
+        return scope_of(self.thread_id)
+
+    def config(self, checkpoint_id: str | None = None) -> RunnableConfig:
+        """The config of a checkpoint in this namespace."""
+        return {
+            "configurable": {
+                "thread_id": self.thread_id,
+                "checkpoint_ns": self.namespace,
+                "checkpoint_id": checkpoint_id or self.checkpoint_id,
+            }
+        }
+
+
+def thread_name(thread_id: Any) -> str:
+    """A thread id of any type as the text that it is stored by.
+
+    Raises:
+        InvalidInputError: there is none, or its text cannot be stored.
+    """
+    if thread_id is None:
+        raise InvalidInputError(
+            "thread_id: is missing",
+            hint='name the thread: {"configurable": {"thread_id": "…"}}',
+            field="thread_id",
+        )
+    return _storable("thread_id", str(thread_id))
+
+
+def scope_of(thread_id: Any) -> str:
+    """The scope of a thread: ``langgraph/<thread_id>``, or by a digest where that is no name of a scope."""
+    name = thread_name(thread_id)
+    scope = f"langgraph/{name}"
+    if len(scope.encode()) > MAX_SCOPE_BYTES or not name.isprintable():
+        return f"langgraph/sha256:{hashlib.sha256(name.encode()).hexdigest()}"
+    return scope
+
+
+def address(config: RunnableConfig) -> Address:
+    """What a config points at.
+
+    Raises:
+        InvalidInputError: it names no thread, or not by text that can be stored.
+    """
+    configurable = config.get("configurable") or {}
+    checkpoint_id = configurable.get("checkpoint_id")
+    return Address(
+        thread_name(configurable.get("thread_id")),
+        _storable("checkpoint_ns", str(configurable.get("checkpoint_ns") or "")),
+        None if not checkpoint_id else _storable("checkpoint_id", str(checkpoint_id)),
+    )
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A checkpoint, ready to be stored. ``values``: what its unchanged channels hold, should the parent be gone."""
+
+    address: Address
+    checkpoint_id: str
+    format: int
+    source: str | None
+    step: int | None
+    run_id: str | None
+    metadata: Typed
+    body: Typed
+    versions: Mapping[str, Any]
+    changed: dict[str, Typed]
+    dropped: frozenset[str]
+    values: Mapping[str, Any]
+
+
+def saving(
+    serde: SerializerProtocol,
+    is_secret: Callable[[str], bool],
+    config: RunnableConfig,
+    checkpoint: Checkpoint,
+    metadata: CheckpointMetadata,
+    new_versions: Mapping[str, Any],
+) -> Saving:
+    """A checkpoint with all that changed in it serialised.
+
+    Raises:
+        InvalidInputError: a value cannot be serialised; it names the channel.
+    """
+    body = {key: value for key, value in checkpoint.items() if key != "channel_values"}
+    values = checkpoint.get("channel_values") or {}
+    versions = dict(checkpoint.get("channel_versions") or {})
+    changed = {
+        _storable("channel", channel): serialized(serde, channel, value)
+        for channel, value in values.items()
+        # What has no version belongs to this checkpoint alone.
+        if channel in new_versions or channel not in versions
+    }
+    meta: dict[str, Any] = {
+        key: value
+        for key, value in get_checkpoint_metadata(config, metadata).items()
+        if key in OWN_KEYS or not is_secret(key)
+    }
+    return Saving(
+        address(config),
+        _storable("checkpoint id", str(checkpoint["id"])),
+        checkpoint.get("v") or 1,
+        text_column(meta.get("source")),
+        integer_column(meta.get("step")),
+        text_column(meta.get("run_id")),
+        metadata_typed(serde, meta),
+        serialized(serde, "checkpoint", body),
+        versions,
+        changed,
+        frozenset(channel for channel in new_versions if channel not in values),
+        values,
+    )
+
+
+@dataclass(frozen=True)
+class TaskWrite:
+    """One write of a task; a special one (error, interrupt, …) has a negative index, and its last value counts."""
+
+    index: int
+    channel: str
+    value: Typed
+
+
+def task_writes(serde: SerializerProtocol, writes: Sequence[tuple[str, Any]]) -> list[TaskWrite]:
+    """The writes of a task, serialised.
+
+    Raises:
+        InvalidInputError: a value cannot be serialised; it names the channel.
+    """
+    return [
+        TaskWrite(WRITES_IDX_MAP.get(channel, index), _storable("channel", channel), serialized(serde, channel, value))
+        for index, (channel, value) in enumerate(writes)
+    ]
+
+
+def serialized(serde: SerializerProtocol, channel: str, value: Any) -> Typed:
+    """The value of a channel as bytes.
+
+    Raises:
+        InvalidInputError: it cannot be serialised.
+    """
+    try:
+        kind, data = serde.dumps_typed(value)
+    except Exception as error:
+        raise InvalidInputError(
+            f"channel {channel!r} cannot be saved: {error}",
+            hint="keep in the state what msgpack can hold: text without half surrogate pairs, integers of 64 bits, …",
+            field=f"channel_values.{channel}",
+            channel=channel,
+        ) from error
+    return kind, bytes(data)
+
+
+def metadata_typed(serde: SerializerProtocol, metadata: Mapping[str, Any]) -> Typed:
+    """Metadata as JSON where that loses nothing, else serialised; what cannot be, is kept as its ``repr``.
+
+    A run never fails for its metadata.
+    """
+    if _is_plain(metadata):
+        return "json", json.dumps(metadata).encode("ascii")
+    try:
+        return serde.dumps_typed(dict(metadata))
+    except Exception:
+        return "json", json.dumps(_shown(metadata)).encode("ascii")
+
+
+def metadata_value(serde: SerializerProtocol, kind: str, data: bytes) -> dict[str, Any]:
+    """The metadata back."""
+    value: dict[str, Any] = json.loads(data) if kind == "json" else serde.loads_typed((kind, data))
+    return value
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    kind = type(value)
+    if kind in (str, int, bool, float, type(None)):
+        return True
+    if depth > 50:
+        return False
+    if kind is dict:
+        return all(type(key) is str and _is_plain(each, depth + 1) for key, each in value.items())
+    return kind is list and all(_is_plain(each, depth + 1) for each in value)
+
+
+def _shown(value: Any, depth: int = 0) -> Any:
+    """The same with ``repr`` in place of what JSON cannot hold."""
+    if isinstance(value, (str, int, float, type(None))):
+        return value
+    if depth < 50 and isinstance(value, dict):
+        return {str(key): _shown(each, depth + 1) for key, each in value.items()}
+    if depth < 50 and isinstance(value, (list, tuple, set, frozenset)):
+        return [_shown(each, depth + 1) for each in value]
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def _storable(field: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = "\0"
+    if "\0" in text:
+        raise InvalidInputError(f"{field}: must be text without NUL or half surrogate pairs", field=field)
+    return text
+
+
+def text_column(value: Any) -> str | None:
+    """What can be looked up in a column of text."""
+    if type(value) is not str:
+        return str(value) if type(value).__name__ == "UUID" else None
+    try:
+        return _storable("", value)
+    except InvalidInputError:
+        return None
+
+
+def integer_column(value: Any) -> int | None:
+    """What can be looked up in a column of numbers."""
+    return value if type(value) is int and -BIGGEST <= value <= BIGGEST else None

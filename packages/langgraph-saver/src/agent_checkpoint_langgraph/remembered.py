@@ -1,0 +1,85 @@
+"""What this process remembers of the checkpoints that it saved or read last.
+
+It saves reading back what the next checkpoint is a difference to. Nothing here
+is trusted: a save names the row that it builds on, and is done anew where that
+row is gone. It changes only after a commit.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent_checkpoint_langgraph.serde import Typed
+
+# How many bytes of values are remembered at most, all threads together.
+MOST_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A value as it is stored: its row, what lies between it and its full copy, and its bytes."""
+
+    number: int
+    weight: int
+    value: Typed
+
+
+@dataclass(frozen=True)
+class Known:
+    """A saved checkpoint: its row, its body (which identifies it for good), and the values of its channels."""
+
+    number: int
+    checkpoint_id: str
+    body: Stored
+    versions: Mapping[str, Any]
+    state: Mapping[str, Stored]
+
+    @property
+    def size(self) -> int:
+        """Bytes that it keeps in memory."""
+        return len(self.body.value[1]) + sum(len(stored.value[1]) for stored in self.state.values())
+
+
+class Remembered:
+    """The latest checkpoint of each namespace that was used lately; safe for many threads."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._known: OrderedDict[tuple[str, str], Known] = OrderedDict()
+        self._lock = Lock()
+
+    def find(self, thread_id: str, namespace: str, checkpoint_id: str) -> Known | None:
+        """The checkpoint, if it is the one that was remembered last of its namespace."""
+        with self._lock:
+            known = self._known.get((thread_id, namespace))
+            if known is None or known.checkpoint_id != checkpoint_id:
+                return None
+            self._known.move_to_end((thread_id, namespace))
+            return known
+
+    def note(self, thread_id: str, namespace: str, known: Known) -> None:
+        """Remember a checkpoint that is committed, in place of the one before it."""
+        with self._lock:
+            self._drop((thread_id, namespace))
+            self._known[(thread_id, namespace)] = known
+            self._bytes += known.size
+            while self._bytes > self._most_bytes and self._known:
+                self._drop(next(iter(self._known)))
+
+    def forget(self, thread_id: str) -> None:
+        """Remember nothing of a thread any more."""
+        with self._lock:
+            for key in [key for key in self._known if key[0] == thread_id]:
+                self._drop(key)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        known = self._known.pop(key, None)
+        if known is not None:
+            self._bytes -= known.size

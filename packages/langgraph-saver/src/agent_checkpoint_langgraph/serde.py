@@ -1,0 +1,133 @@
+"""Serialisation: LangGraph's own, made strict in both directions.
+
+What is loaded is named by an allowlist, since a stored type is a class to
+import and call; pickle is never loaded. What cannot be kept as it is, is
+refused by its channel's name instead of being changed in silence.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import contextmanager
+from threading import local
+from typing import TYPE_CHECKING, Any
+
+import ormsgpack
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.event_hooks import register_serde_event_listener
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from agent_checkpoint import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from langgraph.checkpoint.serde.base import SerializerProtocol
+    from langgraph.checkpoint.serde.event_hooks import SerdeEvent
+
+Typed = tuple[str, bytes]
+"""A serialised value: its kind, and its bytes."""
+
+
+class StrictSerializer(JsonPlusSerializer):
+    """``JsonPlusSerializer`` that loads only what is on its allowlist, and saves only what it can give back.
+
+    A type that is not on the list raises when it is loaded; LangGraph's own
+    strict serializer would put a dictionary in its place. Text with half a
+    surrogate pair raises when it is saved; elsewhere it becomes a question mark.
+    """
+
+    def __init__(self, allowed: Any = None) -> None:
+        super().__init__(allowed_msgpack_modules=allowed)
+
+    def dumps_typed(self, obj: Any) -> Typed:
+        """The value's kind and bytes."""
+        kind, data = ("msgpack", _encode(obj)) if _is_msgpack(obj) else super().dumps_typed(obj)
+        return kind, bytes(data)
+
+    def loads_typed(self, data: Typed) -> Any:
+        """The value back.
+
+        Raises:
+            InvalidInputError: it holds a type that is not on the allowlist.
+        """
+        with _blocked_types() as blocked:
+            value = super().loads_typed(data)
+        if blocked:
+            module, name = blocked[0]
+            raise InvalidInputError(
+                f"the saved state holds {module}.{name}, a type that is not on the allowlist",
+                hint=f"if you trust the database: saver.with_allowlist([({module!r}, {name!r})]), "
+                "or set LANGGRAPH_STRICT_MSGPACK=true before LangGraph is imported, which derives the list "
+                "from the graph's schema; serde=JsonPlusSerializer(allowed_msgpack_modules=True) allows everything",
+                field="state",
+                module=module,
+                type=name,
+            )
+        return value
+
+
+def checked(serde: SerializerProtocol | None) -> SerializerProtocol:
+    """The serializer to use; ours where none is given.
+
+    Raises:
+        InvalidInputError: it would load pickled objects.
+    """
+    if serde is None:
+        return StrictSerializer()
+    inner = serde.serde if isinstance(serde, EncryptedSerializer) else serde
+    if getattr(inner, "pickle_fallback", False):
+        raise InvalidInputError(
+            "serde: pickle_fallback is not supported: who can write to the database could run code here",
+            hint="keep picklable objects out of the state, or convert them in the node",
+            field="serde",
+        )
+    return serde
+
+
+def encrypts(kind: str) -> bool:
+    """Whether a value of this kind is encrypted: two of those never resemble each other."""
+    return "+" in kind
+
+
+def _is_msgpack(obj: Any) -> bool:
+    return obj is not None and not isinstance(obj, (bytes, bytearray))
+
+
+def _make_encoder() -> Callable[[Any], bytes]:
+    """LangGraph's encoder, told not to replace what it cannot encode.
+
+    The option is a constant of its module, which other savers in this process
+    use: so a second, private instance of the module gets another one.
+    """
+    spec = importlib.util.find_spec("langgraph.checkpoint.serde.jsonplus")
+    assert spec is not None
+    assert spec.loader is not None
+    private = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(private)
+    private._option &= ~ormsgpack.OPT_REPLACE_SURROGATES  # type: ignore[attr-defined]
+    encode: Callable[[Any], bytes] = private._msgpack_enc
+    return encode
+
+
+_encode = _make_encoder()
+_loading = local()
+
+
+@contextmanager
+def _blocked_types() -> Iterator[list[tuple[str, str]]]:
+    """Collects the types that are refused in this thread while the block runs."""
+    outer, _loading.blocked = getattr(_loading, "blocked", None), []
+    try:
+        yield _loading.blocked
+    finally:
+        _loading.blocked = outer
+
+
+def _on_event(event: SerdeEvent) -> None:
+    blocked = getattr(_loading, "blocked", None)
+    if blocked is not None and event["kind"] in ("msgpack_blocked", "msgpack_method_blocked"):
+        blocked.append((event["module"], event["name"]))
+
+
+register_serde_event_listener(_on_event)

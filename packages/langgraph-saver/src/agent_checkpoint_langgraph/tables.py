@@ -1,0 +1,253 @@
+"""Every SQL statement on the saver's tables: one text for every database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FIND_HISTORY = """
+SELECT number FROM langgraph_histories
+WHERE thread_id = ? AND checkpoint_ns = ?
+"""
+
+ADD_HISTORY = """
+INSERT INTO langgraph_histories (thread_id, checkpoint_ns) VALUES (?, ?)
+RETURNING number
+"""
+
+HISTORIES = """
+SELECT number, checkpoint_ns FROM langgraph_histories
+WHERE thread_id = ?
+ORDER BY number
+"""
+
+# Saving a checkpoint
+
+IS_SAVED = """
+SELECT 1 FROM langgraph_checkpoints
+WHERE number = ? AND body = ?
+"""
+
+FIND_CHECKPOINT = """
+SELECT number FROM langgraph_checkpoints
+WHERE history = ? AND checkpoint_id = ?
+"""
+
+ADD_VALUE = """
+INSERT INTO langgraph_values (history, channel, base, weight, kind, data) VALUES (?, ?, ?, ?, ?, ?)
+RETURNING number
+"""
+
+ADD_CHECKPOINT = """
+INSERT INTO langgraph_checkpoints (
+history, checkpoint_id, parent_id, format, source, step, run_id, metadata_kind, metadata, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+RETURNING number
+"""
+
+# Saved again, a checkpoint keeps its place.
+REPLACE_CHECKPOINT = """
+UPDATE langgraph_checkpoints SET
+parent_id = ?, format = ?, source = ?, step = ?, run_id = ?, metadata_kind = ?, metadata = ?, body = ?
+WHERE number = ?
+"""
+
+ADD_STATE = """
+INSERT INTO langgraph_state (checkpoint, value) VALUES (?, ?)
+"""
+
+REMOVE_STATE = """
+DELETE FROM langgraph_state
+WHERE checkpoint = ?
+"""
+
+# Saving writes: of the regular ones the first counts, of the special ones the last.
+
+ADD_WRITE = """
+INSERT INTO langgraph_writes (history, checkpoint_id, task_id, idx, task_path, channel, kind, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (history, checkpoint_id, task_id, idx) DO NOTHING
+"""
+
+REPLACE_WRITE = """
+INSERT INTO langgraph_writes (history, checkpoint_id, task_id, idx, task_path, channel, kind, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (history, checkpoint_id, task_id, idx) DO UPDATE SET
+task_path = excluded.task_path, channel = excluded.channel, kind = excluded.kind, data = excluded.data
+"""
+
+# Reading
+
+HEADERS = """
+SELECT
+c.number, h.thread_id, h.checkpoint_ns, c.checkpoint_id, c.parent_id, c.format, c.metadata_kind, c.metadata, c.body
+FROM langgraph_checkpoints c JOIN langgraph_histories h ON h.number = c.history
+"""
+HEADERS_END = """
+ORDER BY c.number DESC
+LIMIT ?
+"""
+BY_THREAD = "h.thread_id = ?"
+BY_NAMESPACE = "h.checkpoint_ns = ?"
+BY_ID = "c.checkpoint_id = ?"
+BY_SOURCE = "c.source = ?"
+BY_STEP = "c.step = ?"
+BY_RUN = "c.run_id = ?"
+BEFORE = "c.number < ?"
+BEFORE_ID = "c.checkpoint_id < ?"
+
+PLACE = """
+SELECT MAX(c.number) FROM langgraph_checkpoints c JOIN langgraph_histories h ON h.number = c.history
+WHERE c.checkpoint_id = ?
+"""
+IN_THREAD = "AND h.thread_id = ?"
+
+# The values of these checkpoints, and those that they are differences to.
+VALUES = """
+WITH RECURSIVE wanted (number, base) AS (
+    SELECT number, base FROM langgraph_values
+    WHERE number IN (
+        SELECT value FROM langgraph_state WHERE checkpoint IN ({places})
+        UNION SELECT body FROM langgraph_checkpoints WHERE number IN ({places}))
+    UNION
+    SELECT v.number, v.base FROM wanted w JOIN langgraph_values v ON v.number = w.base
+)
+SELECT v.number, v.channel, v.base, v.weight, v.kind, v.data
+FROM wanted w JOIN langgraph_values v ON v.number = w.number
+"""
+
+STATE = """
+SELECT checkpoint, value FROM langgraph_state
+WHERE checkpoint IN ({places})
+"""
+
+WRITES = """
+SELECT c.number, w.task_path, w.task_id, w.idx, w.channel, w.kind, w.data
+FROM langgraph_checkpoints c
+JOIN langgraph_writes w ON w.history = c.history AND w.checkpoint_id = c.checkpoint_id
+WHERE c.number IN ({places})
+"""
+
+# What was sent on top of the parents of these.
+SENDS = """
+SELECT c.number, w.task_path, w.task_id, w.idx, w.channel, w.kind, w.data
+FROM langgraph_checkpoints c
+JOIN langgraph_writes w ON w.history = c.history AND w.checkpoint_id = c.parent_id
+WHERE c.number IN ({places}) AND w.channel = '__pregel_tasks'
+"""
+
+# A checkpoint and its ancestors, the nearest first.
+ANCESTORS = """
+WITH RECURSIVE line (number, parent_id, depth) AS (
+    SELECT number, parent_id, 0 FROM langgraph_checkpoints
+    WHERE history = ? AND checkpoint_id = ?
+    UNION ALL
+    SELECT c.number, c.parent_id, l.depth + 1
+    FROM line l JOIN langgraph_checkpoints c ON c.history = ? AND c.checkpoint_id = l.parent_id
+    WHERE l.depth < ?
+)
+SELECT number, parent_id FROM line
+ORDER BY depth
+"""
+
+CHANNELS_OF = """
+SELECT s.checkpoint, v.channel
+FROM langgraph_state s JOIN langgraph_values v ON v.number = s.value
+WHERE s.checkpoint IN ({places})
+"""
+
+THREADS = """
+SELECT t.thread_id, t.checkpoints, h.checkpoint_ns, c.checkpoint_id
+FROM (
+    SELECT h.thread_id AS thread_id, COUNT(c.number) AS checkpoints, MAX(c.number) AS latest
+    FROM langgraph_histories h LEFT JOIN langgraph_checkpoints c ON c.history = h.number
+    GROUP BY h.thread_id) t
+LEFT JOIN langgraph_checkpoints c ON c.number = t.latest
+LEFT JOIN langgraph_histories h ON h.number = c.history
+ORDER BY c.number DESC, t.thread_id
+"""
+
+# Removing
+
+REMOVE_WRITES = "DELETE FROM langgraph_writes WHERE history = ?"
+REMOVE_ALL_STATE = """
+DELETE FROM langgraph_state
+WHERE checkpoint IN (SELECT number FROM langgraph_checkpoints WHERE history = ?)
+"""
+REMOVE_VALUES = "DELETE FROM langgraph_values WHERE history = ?"
+REMOVE_CHECKPOINTS = "DELETE FROM langgraph_checkpoints WHERE history = ?"
+REMOVE_HISTORY = "DELETE FROM langgraph_histories WHERE number = ?"
+
+REMOVE_CHECKPOINT = "DELETE FROM langgraph_checkpoints WHERE number = ?"
+REMOVE_VALUE = "DELETE FROM langgraph_values WHERE number = ?"
+REMOVE_WRITES_OF = """
+DELETE FROM langgraph_writes
+WHERE history = ? AND checkpoint_id = ?
+"""
+
+OF_HISTORY = """
+SELECT number, checkpoint_id, parent_id, run_id, metadata_kind, metadata FROM langgraph_checkpoints
+WHERE history = ?
+ORDER BY number DESC
+"""
+
+OF_RUN = """
+SELECT h.thread_id, c.history, c.number, c.checkpoint_id
+FROM langgraph_checkpoints c JOIN langgraph_histories h ON h.number = c.history
+WHERE c.run_id = ?
+ORDER BY c.number
+"""
+
+# Copying
+
+COPY_VALUE = """
+INSERT INTO langgraph_values (history, channel, base, weight, kind, data)
+SELECT ?, channel, ?, weight, kind, data FROM langgraph_values
+WHERE number = ?
+RETURNING number
+"""
+
+BASES = """
+SELECT number, base FROM langgraph_values
+WHERE history = ?
+ORDER BY number
+"""
+
+COPY_CHECKPOINT = """
+INSERT INTO langgraph_checkpoints (
+history, checkpoint_id, parent_id, format, source, step, run_id, metadata_kind, metadata, body)
+SELECT ?, checkpoint_id, parent_id, format, source, step, run_id, metadata_kind, metadata, ?
+FROM langgraph_checkpoints
+WHERE number = ?
+RETURNING number
+"""
+
+BODIES = """
+SELECT number, checkpoint_id, body FROM langgraph_checkpoints
+WHERE history = ?
+ORDER BY number
+"""
+
+STATE_OF_HISTORY = """
+SELECT s.checkpoint, s.value
+FROM langgraph_state s JOIN langgraph_checkpoints c ON c.number = s.checkpoint
+WHERE c.history = ?
+"""
+
+COPY_WRITES = """
+INSERT INTO langgraph_writes (history, checkpoint_id, task_id, idx, task_path, channel, kind, data)
+SELECT ?, checkpoint_id, task_id, idx, task_path, channel, kind, data FROM langgraph_writes
+WHERE history = ?
+"""
+
+# How many checkpoints a statement names at once: a few widths, so that each is prepared once.
+WIDTHS = (1, 4, 16, 64)
+
+
+def among(sql: str, numbers: Sequence[int]) -> tuple[str, list[int]]:
+    """The statement for so many checkpoints, and the numbers to bind: the last one fills up the places."""
+    width = next(width for width in WIDTHS if width >= len(numbers))
+    padded = [*numbers, *[numbers[-1]] * (width - len(numbers))]
+    return sql.replace("{places}", ", ".join("?" * width)), padded * sql.count("{places}")
