@@ -10,6 +10,7 @@ from agent_checkpoint import (
     FencedWrite,
     InvalidInputError,
     Lease,
+    LeaseHeldError,
     NewerSchemaError,
     Part,
     ReentrancyError,
@@ -195,3 +196,116 @@ def test_migration_files_are_numbered_without_a_gap(store: StateStore, tmp_path:
 def test_migrations_for_another_database_are_refused(store: StateStore) -> None:
     with pytest.raises(InvalidInputError):
         store.migrate("notes", {"oracle": []})
+
+
+# A scope that guards what adapters write
+
+
+def guarded(fence: Lease | None, *, required: bool = False, takes: str | None = None) -> FencedWrite:
+    def body(part: Part) -> None:
+        part.run(NOTE, ("guarded",))
+        part.event("note.written")
+
+    return FencedWrite("notes", "note.write", body, fence, scope="release", required=required, takes=takes)
+
+
+def only(store: StateStore, write: FencedWrite) -> Exception | None:
+    (outcome,) = store.write_all([write])
+    return outcome.error
+
+
+def test_a_scope_lets_pass_unfenced_writes_until_its_first_grant(noted: StateStore) -> None:
+    assert only(noted, guarded(None)) is None
+    lease = noted.acquire("release", "worker-a", 30)
+    noted.release(*lease.fence)
+
+    refused = only(noted, guarded(None))
+    assert isinstance(refused, StaleLeaseError)
+    assert (refused.reason, refused.facts["protected_by"]) == ("protected", "release")
+    assert notes(noted) == ["guarded"]
+    (event,) = noted.events(kind="write.refused")
+    assert (event.scope, event.detail["reason"]) == ("release", "protected")
+
+
+def test_a_scope_may_require_a_lease_before_its_first_grant(noted: StateStore) -> None:
+    refused = only(noted, guarded(None, required=True))
+    assert isinstance(refused, StaleLeaseError)
+    assert refused.reason == "protected"
+    assert notes(noted) == []
+
+
+def test_a_lease_of_another_scope_does_not_count(noted: StateStore) -> None:
+    other = noted.acquire("other", "worker-a", 30)
+    refused = only(noted, guarded(other))
+    assert isinstance(refused, StaleLeaseError)
+    assert (refused.reason, refused.scope) == ("scope-mismatch", "other")
+
+
+def test_a_write_that_takes_the_scope_leaves_late_holders_behind(noted: StateStore) -> None:
+    late = noted.acquire("release", "worker-a", 30)
+    noted.release(*late.fence)
+
+    assert only(noted, guarded(None, takes="cleaner")) is None
+    (event,) = noted.events(kind="note.written")
+    assert (event.owner, event.token) == ("cleaner", 2)
+    kinds = [event.kind for event in noted.events(scope="release")]
+    assert kinds[-3:] == ["lease.acquired", "note.written", "lease.released"]
+    assert isinstance(only(noted, guarded(late)), StaleLeaseError)
+    assert noted.acquire("release", "worker-b", 30).token == 3
+
+
+def test_a_write_cannot_take_a_scope_that_another_holds(noted: StateStore) -> None:
+    noted.acquire("release", "worker-a", 30)
+    for group in ([guarded(None, takes="cleaner")], [guarded(None, takes="cleaner"), note("beside", None)]):
+        refused = noted.write_all(group)[0].error
+        assert isinstance(refused, LeaseHeldError)
+        assert refused.owner == "worker-a"
+    assert notes(noted) == ["beside"]
+
+
+def test_a_write_that_takes_a_scope_and_fails_leaves_no_lease(noted: StateStore) -> None:
+    noted.release(*noted.acquire("release", "worker-a", 30).fence)
+
+    def fails(part: Part) -> None:
+        part.run(NOTE, ("lost",))
+        raise LookupError
+
+    broken = FencedWrite("notes", "note.write", fails, scope="release", takes="cleaner")
+    for group in ([broken], [broken, note("beside", None)]):
+        assert isinstance(noted.write_all(group)[0].error, LookupError)
+    assert notes(noted) == ["beside"]
+    assert noted.get_lease("release") is None
+    assert noted.acquire("release", "worker-b", 30).token == 2
+
+
+def test_taking_a_scope_that_was_never_granted_grants_nothing(noted: StateStore) -> None:
+    assert only(noted, guarded(None, takes="cleaner")) is None
+    assert noted.get_lease("release", include_expired=True) is None
+    assert only(noted, guarded(None, takes="cleaner", required=True)) is None
+    assert noted.get_lease("release", include_expired=True) is not None
+
+
+def test_whether_a_scope_would_let_a_write_pass_can_be_asked(noted: StateStore) -> None:
+    noted.check_scope("release")
+    with pytest.raises(StaleLeaseError):
+        noted.check_scope("release", required=True)
+    lease = noted.acquire("release", "worker-a", 30)
+    noted.check_scope("release", lease)
+    for presented in (None, noted.acquire("other", "worker-a", 30)):
+        with pytest.raises(StaleLeaseError):
+            noted.check_scope("release", presented)
+    noted.release(*lease.fence)
+    with pytest.raises(StaleLeaseError) as stale:
+        noted.check_scope("release", lease)
+    assert stale.value.reason == "released"
+    assert noted.events(kind="write.refused") == []
+
+
+def test_what_was_removed_is_given_back_to_the_file_system(noted: StateStore) -> None:
+    for _ in range(30):
+        with noted.transaction(component="notes", action="note.write") as part:
+            part.executemany(NOTE, [("x" * 100_000,)])
+    with noted.transaction(component="notes", action="note.clear") as part:
+        part.run("DELETE FROM notes")
+    assert noted.shrink() > 2_900_000
+    assert noted.shrink() == 0

@@ -853,3 +853,25 @@ def test_a_broken_hold_is_noticed_here(
         with pytest.raises((AssertionError, pytest.fail.Exception, StaleLeaseError)):
             notices(store, clock)
     monkeypatch.setitem(globals(), "LONG", 30.0)
+
+
+# The cheap look
+
+
+def test_a_held_lease_can_be_confirmed_until_it_is_lost(store: StateStore, clock: FakeClock) -> None:
+    reasons = []
+    with pytest.raises(StaleLeaseError), store.hold("release", "worker-a", 30) as held:
+        held.confirm()
+        store.force_release("release", reason="test")
+        for _ in range(2):
+            with pytest.raises(StaleLeaseError) as stale:
+                held.confirm()
+            reasons.append(stale.value.reason)
+    assert (reasons, held.lost.is_set()) == (["released", "released"], True)
+
+
+def test_a_lease_that_somebody_shortened_is_not_confirmed_beyond_its_end(store: StateStore, clock: FakeClock) -> None:
+    with pytest.raises(StaleLeaseError), store.hold("release", "worker-a", 30) as held:
+        store.heartbeat(*held.fence, ttl_seconds=0.1)
+        clock.advance(1)
+        held.confirm()

@@ -87,14 +87,22 @@ def write_all(changes: Changes, writes: Iterable[FencedWrite]) -> list[Outcome]:
     """Run many writes in one commit; an outcome for each, in order, none raised."""
     outcomes: list[Outcome | None] = []
     items: list[Item] = []
-    for fenced in writes:
+    group = list(writes)
+    for fenced in group:
         try:
-            items.append(_item(changes, fenced))
+            items.append(_item(changes, fenced, alone=len(group) == 1))
             outcomes.append(None)
         except InvalidInputError as error:
             outcomes.append(Outcome(None, error))
-    ran = iter(changes.run_all(items))
+    ran = iter([_run_alone(changes, items[0])] if len(items) == 1 else changes.run_all(items))
     return [outcome or next(ran) for outcome in outcomes]
+
+
+def _run_alone(changes: Changes, item: Item) -> Outcome:
+    try:
+        return Outcome(changes.run(tuple(sorted(item.locks)), item.decide, item.write))
+    except Exception as error:
+        return Outcome(None, error)
 
 
 @contextmanager
@@ -106,26 +114,26 @@ def transaction(changes: Changes, fenced: FencedWrite) -> Iterator[Part]:
         yield Part(change, write)
 
 
-def _item(changes: Changes, fenced: FencedWrite) -> Item:
+def _item(changes: Changes, fenced: FencedWrite, *, alone: bool) -> Item:
     write = _write(fenced)
 
     def decide(change: Change) -> Any:
+        if fenced.takes is not None and fenced.fence is None and (fenced.required or _was_granted(change, fenced)):
+            return _run_taking(change, changes.database, fenced, write)
+        return _refused(change, fenced, write) or _run(change, fenced, write)
+
+    def decide_apart(change: Change) -> Any:
+        """In a part of the transaction of its own, so that a failure leaves its neighbours."""
         try:
             with change.transaction.savepoint():
-                if (
-                    fenced.takes is not None
-                    and fenced.fence is None
-                    and (fenced.required or _was_granted(change, fenced))
-                ):
-                    return _run_taking(change, changes.database, fenced, write)
-                return _refused(change, fenced, write) or _run(change, fenced, write)
+                return decide(change)
         except StorageError:
             raise  # the database may have ended the whole transaction: the group decides
         except Exception as error:
             change.happened.clear()
             return Failed(error)
 
-    return Item(_locks(fenced, write), decide, _protected(fenced, write))
+    return Item(_locks(fenced, write), decide if alone else decide_apart, _protected(fenced, write))
 
 
 def _run(change: Change, fenced: FencedWrite, write: Write) -> Any:
@@ -171,7 +179,8 @@ def _protected(fenced: FencedWrite, write: Write) -> Write | None:
 def _write(fenced: FencedWrite) -> Write:
     component, action = names.name("component", fenced.component), names.name("action", fenced.action)
     workflow = None if fenced.workflow is None else names.name("workflow", fenced.workflow)
-    payload.encode_object("detail", fenced.detail)
+    if fenced.detail:
+        payload.encode_object("detail", fenced.detail)
     if fenced.scope is not None:
         names.name("scope", fenced.scope)
     if fenced.takes is not None:

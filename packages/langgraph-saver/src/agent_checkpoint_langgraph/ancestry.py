@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent_checkpoint_langgraph import tables
-from agent_checkpoint_langgraph.reading import Page, by_checkpoint, latest
+from agent_checkpoint_langgraph.pages import State, by_checkpoint
+from agent_checkpoint_langgraph.reading import latest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,8 +43,7 @@ def histories(
     with store.read() as reader:
         target = latest(reader, where)
         if target is not None and target.parent_id is not None:
-            ((history,),) = reader.rows(tables.FIND_HISTORY, (where.thread_id, where.namespace))
-            _follow(reader, history, target.parent_id, trails)
+            _follow(reader, target.history, target.parent_id, trails)
     found: dict[str, DeltaChannelHistory] = {}
     for channel, trail in trails.items():
         writes = [(task, name, serde.loads_typed(value)) for task, name, value in reversed(trail.writes)]
@@ -77,6 +77,6 @@ def _follow(reader: Reader, history: int, checkpoint_id: str, trails: dict[str, 
             for channel, trail in list(open_trails.items()):
                 trail.writes += [write for write in reversed(writes.get(number, ())) if write[1] == channel]
                 if (number, channel) in stored:
-                    trail.seed = Page.of(reader, [number]).value(number, channel)
+                    trail.seed = State(reader, [number]).values(number)[channel]
                     del open_trails[channel]
             cursor = parent_id

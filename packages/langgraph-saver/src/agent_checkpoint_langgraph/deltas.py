@@ -18,16 +18,19 @@ if TYPE_CHECKING:
     Wanted = list[tuple[int, int, int]]
     """Ranges to fill: where in the result, from where in the older value, how many bytes."""
 
+    Pieces = list[tuple[int, memoryview]]
+    """Parts of the result, and where they stand in it."""
+
 # How many hunks; for each: offset in the older value, bytes from there, new bytes.
 COUNT = Struct("<I")
 HUNK = Struct("<III")
 # So many equal bytes are taken for the same place.
 PROBE = 12
-# How far ahead in the newer value the same place is looked for.
-WINDOW = 65_536
+# How far ahead in the newer value the same place is looked for: near first, which nearly always finds it.
+WINDOWS = (256, 65_536)
 # More hunks than these are no difference but another value.
 MOST_HUNKS = 128
-# A run is compared in steps that double from here to there; larger copies leave the processor's cache.
+# A run is compared in steps that grow from here to there; larger copies leave the processor's cache.
 FIRST_STEP = 64
 LARGEST_STEP = 65_536
 # What a difference costs beside its bytes, when it is weighed against a full copy: a row, and its reading.
@@ -59,18 +62,19 @@ def restored(full: bytes, differences: Sequence[bytes]) -> bytes:
     if not differences:
         return full
     size = sum(run + count for _, _, run, count, _ in _hunks(differences[0]))
-    result = bytearray(size)
+    pieces: Pieces = []
     wanted: Wanted = [(0, 0, size)]
     for each in differences:
-        wanted = _fill(result, wanted, each)
-    for into, start, length in wanted:
-        result[into : into + length] = full[start : start + length]
-    return bytes(result)
+        wanted = _take(pieces, wanted, each)
+    whole = memoryview(full)
+    pieces += [(into, whole[start : start + length]) for into, start, length in wanted]
+    return b"".join(piece for _, piece in sorted(pieces, key=_place))
 
 
-def _fill(result: bytearray, wanted: Wanted, difference: bytes) -> Wanted:
-    """Fill in what this difference brings; what is wanted of the value before it."""
+def _take(pieces: Pieces, wanted: Wanted, difference: bytes) -> Wanted:
+    """Take the pieces that this difference brings; what is wanted of the value before it."""
     left: Wanted = []
+    new = memoryview(difference)
     hunks = _hunks(difference)
     position, offset, run, count, new_at = next(hunks)
     for into, start, length in wanted:
@@ -84,9 +88,13 @@ def _fill(result: bytearray, wanted: Wanted, difference: bytes) -> Wanted:
             else:
                 skip -= run
                 taken = min(count - skip, length)
-                result[into : into + taken] = difference[new_at + skip : new_at + skip + taken]
+                pieces.append((into, new[new_at + skip : new_at + skip + taken]))
             into, start, length = into + taken, start + taken, length - taken
     return left
+
+
+def _place(piece: tuple[int, memoryview]) -> int:
+    return piece[0]
 
 
 def _hunks(difference: bytes) -> Iterator[tuple[int, int, int, int, int]]:
@@ -107,7 +115,7 @@ def _common(old: bytes, at: int, new: bytes, here: int) -> int:
         step = min(step, most - run)
         if old[at + run : at + run + step] == new[here + run : here + run + step]:
             run += step
-            step = min(step * 2, LARGEST_STEP)
+            step = min(step * 8, LARGEST_STEP)
         elif step == 1:
             break
         else:
@@ -118,13 +126,18 @@ def _common(old: bytes, at: int, new: bytes, here: int) -> int:
 
 def _meet(old: bytes, at: int, new: bytes, here: int) -> tuple[int, int] | None:
     """The next place in both that is the same, from two places that differ."""
-    skip = 0
-    while at + skip + PROBE <= len(old):
-        found = new.find(old[at + skip : at + skip + PROBE], here, here + WINDOW)
-        if found >= 0:
-            old_at = at + skip
-            while old_at > at and found > here and old[old_at - 1] == new[found - 1]:
-                old_at, found = old_at - 1, found - 1
-            return old_at, found
-        skip += 1 + skip // 4
+    for window in WINDOWS:
+        skip = 0
+        while at + skip + PROBE <= len(old) and (skip < window or window == WINDOWS[-1]):
+            found = new.find(old[at + skip : at + skip + PROBE], here, here + window)
+            if found >= 0:
+                return _back(old, at, at + skip, new, here, found)
+            skip += 1 + skip // 4
     return None
+
+
+def _back(old: bytes, first_at: int, at: int, new: bytes, first: int, here: int) -> tuple[int, int]:
+    """Where the sameness that holds at two places begins."""
+    while at > first_at and here > first and old[at - 1] == new[here - 1]:
+        at, here = at - 1, here - 1
+    return at, here

@@ -8,9 +8,8 @@ row is gone. It changes only after a commit.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,29 +20,28 @@ if TYPE_CHECKING:
 MOST_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """A value as it is stored: its row, what lies between it and its full copy, and its bytes."""
 
     number: int
+    depth: int
     weight: int
     value: Typed
 
 
-@dataclass(frozen=True)
-class Known:
-    """A saved checkpoint: its row, its body (which identifies it for good), and the values of its channels."""
+class Known(NamedTuple):
+    """A saved checkpoint: its row and revision, the versions of its channels, and the values that these have."""
 
     number: int
+    revision: int
     checkpoint_id: str
-    body: Stored
     versions: Mapping[str, Any]
     state: Mapping[str, Stored]
 
     @property
     def size(self) -> int:
         """Bytes that it keeps in memory."""
-        return len(self.body.value[1]) + sum(len(stored.value[1]) for stored in self.state.values())
+        return sum(len(stored.value[1]) for stored in self.state.values())
 
 
 class Remembered:
@@ -63,6 +61,12 @@ class Remembered:
                 return None
             self._known.move_to_end((thread_id, namespace))
             return known
+
+    def still(self, thread_id: str, namespace: str, number: int, revision: int) -> Known | None:
+        """The checkpoint of this row, if it is the one that was remembered last of its namespace."""
+        with self._lock:
+            known = self._known.get((thread_id, namespace))
+        return known if known is not None and (known.number, known.revision) == (number, revision) else None
 
     def note(self, thread_id: str, namespace: str, known: Known) -> None:
         """Remember a checkpoint that is committed, in place of the one before it."""

@@ -93,10 +93,10 @@ def copy_thread(part: Part, source: str, target: str) -> int:
         state: dict[int, list[int]] = {}
         for checkpoint, value in part.rows(tables.STATE_OF_HISTORY, (history,)):
             state.setdefault(checkpoint, []).append(value)
-        for number, checkpoint_id, body in part.rows(tables.BODIES, (history,)):
+        for number, checkpoint_id in part.rows(tables.IDS, (history,)):
             for (old,) in part.rows(tables.FIND_CHECKPOINT, (new_history, checkpoint_id)):
                 _remove(part, new_history, [(old, checkpoint_id)])
-            ((new,),) = part.rows(tables.COPY_CHECKPOINT, (new_history, values[body], number))
+            ((new,),) = part.rows(tables.COPY_CHECKPOINT, (new_history, number))
             part.executemany(tables.ADD_STATE, [(new, values[value]) for value in state.get(number, ())])
             copied += 1
         part.run(tables.COPY_WRITES, (new_history, history))
@@ -130,7 +130,6 @@ def _remove(part: Part, history: int, checkpoints: Iterable[tuple[int, str]]) ->
     part.executemany(tables.REMOVE_CHECKPOINT, [(number,) for number, _ in gone])
     part.executemany(tables.REMOVE_WRITES_OF, [(history, checkpoint_id) for _, checkpoint_id in gone])
     named = {value for _, value in part.rows(tables.STATE_OF_HISTORY, (history,))}
-    named.update(body for _, _, body in part.rows(tables.BODIES, (history,)))
     unused = []
     # From the newest on: a value comes before what it is a difference to.
     for number, base in reversed(part.rows(tables.BASES, (history,))):

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from agent_checkpoint_langgraph.core import Fencing
     from agent_checkpoint_langgraph.mapping import Address
-    from agent_checkpoint_langgraph.reading import Header, Page, ThreadInfo
+    from agent_checkpoint_langgraph.pages import Header, Page
+    from agent_checkpoint_langgraph.reading import ThreadInfo
 
     Deny = Callable[[str], bool] | Iterable[str]
 
@@ -391,7 +392,7 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
 
     def _get_tuple(self, where: Address) -> CheckpointTuple | None:
         self._core.prepare()
-        found = reading.find(self._core.store, where)
+        found = reading.find(self._core.store, where, self._core.remembered)
         if found is None:
             return None
         header, page = found
@@ -418,10 +419,8 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
     ) -> CheckpointSave:
         core = self._core
         saving = mapping.saving(self.serde, core.is_secret, config, checkpoint, metadata, new_versions)
-        guarded = core.guarded(config, saving.address.thread_id)
-        return CheckpointSave(
-            saving, guarded, core.remembered, partial(reading.known, core.store, self.serde), self.serde
-        )
+        stock = reading.Stock(core.store, self.serde)
+        return CheckpointSave(saving, core.guarded(config, saving.address.thread_id), core.remembered, stock)
 
     def _writes_save(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str

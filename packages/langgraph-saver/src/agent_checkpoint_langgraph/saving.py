@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_checkpoint import FencedWrite, Part
 from agent_checkpoint_langgraph import deltas, mapping, tables
@@ -23,50 +23,69 @@ if TYPE_CHECKING:
     """Makes a protected write of an action and a body."""
 
 
+class Stock(Protocol):
+    """What is in the store already, for a save to build on."""
+
+    serde: SerializerProtocol
+
+    def known(self, where: Address, checkpoint_id: str) -> Known | None:
+        """A checkpoint of a namespace."""
+
+    def anchor(self, before: Stored) -> Stored | None:
+        """The value on the way from this one to its full copy that is the first to be a multiple of the stride deep."""
+
+
 class ParentGone(Exception):  # noqa: N818 -- nobody is told: the save is done anew
     """What a save was to build on is not there any more."""
 
 
+# Below so many bytes a full copy is as good as a difference.
+SMALL = 256
+# Each so many values, one is the difference to the one so many before it: the way back to the full copy is short.
+STRIDE = 16
+
+
 class Planned:
-    """A value to store: whole, or as the difference to one that is stored."""
+    """A value to store: whole, or as the difference to one that is stored.
 
-    __slots__ = ("base", "data", "value", "weight")
+    Whole where the differences on the way back to a full copy would be more
+    than two thirds of it: what is read stays within twice the value, and the
+    full copies of a growing one add up to one and a half times its size.
+    """
 
-    def __init__(self, value: Typed, before: Stored | None) -> None:
-        kind, data = value
-        self.value = value
-        self.base: int | None = None
-        self.weight = 0
-        self.data = data
-        if before is not None and before.value[0] == kind and not encrypts(kind):
-            difference = deltas.difference(before.value[1], data)
-            weight = before.weight + len(difference or b"") + deltas.ROW_COST
-            if difference is not None and weight < len(data):
-                self.base, self.weight, self.data = before.number, weight, difference
+    __slots__ = ("_base", "_data", "_depth", "_value", "_weight")
 
-    def store(self, part: Part, history: int, channel: str | None) -> Stored:
+    def __init__(self, value: Typed, before: Stored | None, anchor: Callable[[Stored], Stored | None]) -> None:
+        self._value = value
+        self._base: int | None = None
+        self._depth = self._weight = 0
+        self._data = value[1]
+        if before is None or before.value[0] != value[0] or len(value[1]) < SMALL or encrypts(value[0]):
+            return
+        depth = before.depth + 1
+        base = (anchor(before) if depth % STRIDE == 0 else None) or before
+        difference = deltas.difference(base.value[1], value[1])
+        if difference is None:
+            return
+        weight = base.weight + len(difference) + deltas.ROW_COST
+        if 3 * weight < 2 * len(value[1]):
+            self._base, self._depth, self._weight, self._data = base.number, depth, weight, difference
+
+    def store(self, part: Part, history: int, channel: str) -> Stored:
         """Add its row."""
-        row = (history, channel, self.base, self.weight, self.value[0], self.data)
+        row = (history, channel, self._base, self._depth, self._weight, self._value[0], self._data)
         ((number,),) = part.rows(tables.ADD_VALUE, row)
-        return Stored(number, self.weight, self.value)
+        return Stored(number, self._depth, self._weight, self._value)
 
 
 class CheckpointSave:
     """A checkpoint on its way into the store."""
 
-    def __init__(
-        self,
-        saving: Saving,
-        guarded: Guarded,
-        remembered: Remembered,
-        find: Callable[[Address, str], Known | None],
-        serde: SerializerProtocol,
-    ) -> None:
+    def __init__(self, saving: Saving, guarded: Guarded, remembered: Remembered, stock: Stock) -> None:
         self._saving = saving
         self._guarded = guarded
         self._remembered = remembered
-        self._find = find
-        self._serde = serde
+        self._stock = stock
 
     @property
     def config(self) -> RunnableConfig:
@@ -78,34 +97,39 @@ class CheckpointSave:
         saving = self._saving
         where = saving.address
         parent = self._parent()
-        kept, changed = _split(saving, parent, self._serde)
         before = parent.state if parent else {}
-        values = {channel: Planned(value, before.get(channel)) for channel, value in changed.items()}
-        same = {
-            channel: before[channel]
-            for channel, value in changed.items()
-            if channel in before and before[channel].value == value
-        }
-        for channel in same:
-            del values[channel]
-        body = Planned(saving.body, parent.body if parent else None)
+        kept, changed = _split(saving, parent, self._stock.serde)
+        planned = {}
+        for channel, value in changed.items():
+            old = before.get(channel)
+            if old is not None and old.value == value:
+                kept[channel] = old
+            else:
+                planned[channel] = Planned(value, old, self._stock.anchor)
 
         def store(part: Part) -> Known:
-            if parent is not None and not part.rows(tables.IS_SAVED, (parent.number, parent.body.number)):
-                raise ParentGone
-            history = history_of(part, where)
-            stored_body = body.store(part, history, None)
-            state = {**kept, **same}
-            state.update((channel, each.store(part, history, channel)) for channel, each in values.items())
-            number = _store_checkpoint(part, history, saving, stored_body.number)
+            history = self._history(part, parent)
+            state = {**kept}
+            state.update((channel, each.store(part, history, channel)) for channel, each in planned.items())
+            number, revision = _store_checkpoint(part, history, saving)
             part.executemany(tables.ADD_STATE, [(number, each.number) for each in state.values()])
             detail = {"checkpoint_id": saving.checkpoint_id, "checkpoint_ns": where.namespace}
             part.event(
                 "langgraph.checkpoint-saved", {**detail, "source": saving.source, "step": saving.step}, sequence=number
             )
-            return Known(number, saving.checkpoint_id, stored_body, saving.versions, state)
+            return Known(number, revision, saving.checkpoint_id, saving.versions, state)
 
         return self._guarded("langgraph.save-checkpoint", store)
+
+    def _history(self, part: Part, parent: Known | None) -> int:
+        """The history to save in, which is the parent's; what is remembered of that one must still hold."""
+        if parent is None:
+            return history_of(part, self._saving.address)
+        found = part.rows(tables.HISTORY_OF, (parent.number, parent.revision))
+        if not found:
+            raise ParentGone
+        history: int = found[0][0]
+        return history
 
     def settle(self, known: Known) -> None:
         """It is committed."""
@@ -121,7 +145,7 @@ class CheckpointSave:
         if where.checkpoint_id is None:
             return None
         found = self._remembered.find(where.thread_id, where.namespace, where.checkpoint_id)
-        return found or self._find(where, where.checkpoint_id)
+        return found or self._stock.known(where, where.checkpoint_id)
 
 
 class WritesSave:
@@ -190,13 +214,11 @@ def _split(
     return kept, changed
 
 
-def _store_checkpoint(part: Part, history: int, saving: Saving, body: int) -> int:
-    row = (saving.address.checkpoint_id, saving.format, saving.source, saving.step, saving.run_id, *saving.metadata)
-    found = part.rows(tables.FIND_CHECKPOINT, (history, saving.checkpoint_id))
-    if found:
-        number: int = found[0][0]
-        part.run(tables.REPLACE_CHECKPOINT, (*row, body, number))
+def _store_checkpoint(part: Part, history: int, saving: Saving) -> tuple[int, int]:
+    row = (saving.address.checkpoint_id, saving.format, saving.source, saving.step, saving.run_id)
+    ((number, revision),) = part.rows(
+        tables.SAVE_CHECKPOINT, (history, saving.checkpoint_id, *row, *saving.metadata, *saving.body)
+    )
+    if revision:
         part.run(tables.REMOVE_STATE, (number,))
-    else:
-        ((number,),) = part.rows(tables.ADD_CHECKPOINT, (history, saving.checkpoint_id, *row, body))
-    return number
+    return number, revision

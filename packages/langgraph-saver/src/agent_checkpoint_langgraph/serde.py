@@ -8,7 +8,6 @@ refused by its channel's name instead of being changed in silence.
 from __future__ import annotations
 
 import importlib.util
-from contextlib import contextmanager
 from threading import local
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from agent_checkpoint import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from langgraph.checkpoint.serde.base import SerializerProtocol
     from langgraph.checkpoint.serde.event_hooks import SerdeEvent
@@ -51,8 +50,12 @@ class StrictSerializer(JsonPlusSerializer):
         Raises:
             InvalidInputError: it holds a type that is not on the allowlist.
         """
-        with _blocked_types() as blocked:
+        outer = getattr(_loading, "blocked", None)
+        blocked = _loading.blocked = []
+        try:
             value = super().loads_typed(data)
+        finally:
+            _loading.blocked = outer
         if blocked:
             module, name = blocked[0]
             raise InvalidInputError(
@@ -112,16 +115,7 @@ def _make_encoder() -> Callable[[Any], bytes]:
 
 _encode = _make_encoder()
 _loading = local()
-
-
-@contextmanager
-def _blocked_types() -> Iterator[list[tuple[str, str]]]:
-    """Collects the types that are refused in this thread while the block runs."""
-    outer, _loading.blocked = getattr(_loading, "blocked", None), []
-    try:
-        yield _loading.blocked
-    finally:
-        _loading.blocked = outer
+"""``blocked``: the types that were refused while this thread was loading."""
 
 
 def _on_event(event: SerdeEvent) -> None:

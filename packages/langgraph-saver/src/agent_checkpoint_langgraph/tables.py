@@ -25,9 +25,14 @@ ORDER BY number
 
 # Saving a checkpoint
 
-IS_SAVED = """
-SELECT 1 FROM langgraph_checkpoints
-WHERE number = ? AND body = ?
+HISTORY_OF = """
+SELECT history FROM langgraph_checkpoints
+WHERE number = ? AND revision = ?
+"""
+
+ADD_VALUE = """
+INSERT INTO langgraph_values (history, channel, base, depth, weight, kind, data) VALUES (?, ?, ?, ?, ?, ?, ?)
+RETURNING number
 """
 
 FIND_CHECKPOINT = """
@@ -35,23 +40,16 @@ SELECT number FROM langgraph_checkpoints
 WHERE history = ? AND checkpoint_id = ?
 """
 
-ADD_VALUE = """
-INSERT INTO langgraph_values (history, channel, base, weight, kind, data) VALUES (?, ?, ?, ?, ?, ?)
-RETURNING number
-"""
-
-ADD_CHECKPOINT = """
-INSERT INTO langgraph_checkpoints (
-history, checkpoint_id, parent_id, format, source, step, run_id, metadata_kind, metadata, body)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-RETURNING number
-"""
-
 # Saved again, a checkpoint keeps its place.
-REPLACE_CHECKPOINT = """
-UPDATE langgraph_checkpoints SET
-parent_id = ?, format = ?, source = ?, step = ?, run_id = ?, metadata_kind = ?, metadata = ?, body = ?
-WHERE number = ?
+SAVE_CHECKPOINT = """
+INSERT INTO langgraph_checkpoints (
+history, checkpoint_id, revision, parent_id, format, source, step, run_id, metadata_kind, metadata, kind, data)
+VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (history, checkpoint_id) DO UPDATE SET
+revision = langgraph_checkpoints.revision + 1, parent_id = excluded.parent_id, format = excluded.format,
+source = excluded.source, step = excluded.step, run_id = excluded.run_id,
+metadata_kind = excluded.metadata_kind, metadata = excluded.metadata, kind = excluded.kind, data = excluded.data
+RETURNING number, revision
 """
 
 ADD_STATE = """
@@ -82,7 +80,8 @@ task_path = excluded.task_path, channel = excluded.channel, kind = excluded.kind
 
 HEADERS = """
 SELECT
-c.number, h.thread_id, h.checkpoint_ns, c.checkpoint_id, c.parent_id, c.format, c.metadata_kind, c.metadata, c.body
+c.number, c.revision, c.history, h.thread_id, h.checkpoint_ns, c.checkpoint_id, c.parent_id, c.format,
+c.metadata_kind, c.metadata
 FROM langgraph_checkpoints c JOIN langgraph_histories h ON h.number = c.history
 """
 HEADERS_END = """
@@ -104,17 +103,32 @@ WHERE c.checkpoint_id = ?
 """
 IN_THREAD = "AND h.thread_id = ?"
 
+BODIES = """
+SELECT number, kind, data FROM langgraph_checkpoints
+WHERE number IN ({places})
+"""
+
 # The values of these checkpoints, and those that they are differences to.
 VALUES = """
 WITH RECURSIVE wanted (number, base) AS (
     SELECT number, base FROM langgraph_values
-    WHERE number IN (
-        SELECT value FROM langgraph_state WHERE checkpoint IN ({places})
-        UNION SELECT body FROM langgraph_checkpoints WHERE number IN ({places}))
+    WHERE number IN (SELECT value FROM langgraph_state WHERE checkpoint IN ({places}))
     UNION
     SELECT v.number, v.base FROM wanted w JOIN langgraph_values v ON v.number = w.base
 )
-SELECT v.number, v.channel, v.base, v.weight, v.kind, v.data
+SELECT v.number, v.channel, v.base, v.depth, v.weight, v.kind, v.data
+FROM wanted w JOIN langgraph_values v ON v.number = w.number
+"""
+
+# A value, and those that it is a difference to.
+LINE_OF_VALUE = """
+WITH RECURSIVE wanted (number, base) AS (
+    SELECT number, base FROM langgraph_values
+    WHERE number = ?
+    UNION
+    SELECT v.number, v.base FROM wanted w JOIN langgraph_values v ON v.number = w.base
+)
+SELECT v.number, v.channel, v.base, v.depth, v.weight, v.kind, v.data
 FROM wanted w JOIN langgraph_values v ON v.number = w.number
 """
 
@@ -203,8 +217,8 @@ ORDER BY c.number
 # Copying
 
 COPY_VALUE = """
-INSERT INTO langgraph_values (history, channel, base, weight, kind, data)
-SELECT ?, channel, ?, weight, kind, data FROM langgraph_values
+INSERT INTO langgraph_values (history, channel, base, depth, weight, kind, data)
+SELECT ?, channel, ?, depth, weight, kind, data FROM langgraph_values
 WHERE number = ?
 RETURNING number
 """
@@ -217,15 +231,15 @@ ORDER BY number
 
 COPY_CHECKPOINT = """
 INSERT INTO langgraph_checkpoints (
-history, checkpoint_id, parent_id, format, source, step, run_id, metadata_kind, metadata, body)
-SELECT ?, checkpoint_id, parent_id, format, source, step, run_id, metadata_kind, metadata, ?
+history, checkpoint_id, revision, parent_id, format, source, step, run_id, metadata_kind, metadata, kind, data)
+SELECT ?, checkpoint_id, 0, parent_id, format, source, step, run_id, metadata_kind, metadata, kind, data
 FROM langgraph_checkpoints
 WHERE number = ?
 RETURNING number
 """
 
-BODIES = """
-SELECT number, checkpoint_id, body FROM langgraph_checkpoints
+IDS = """
+SELECT number, checkpoint_id FROM langgraph_checkpoints
 WHERE history = ?
 ORDER BY number
 """
@@ -248,6 +262,8 @@ WIDTHS = (1, 4, 16, 64)
 
 def among(sql: str, numbers: Sequence[int]) -> tuple[str, list[int]]:
     """The statement for so many checkpoints, and the numbers to bind: the last one fills up the places."""
+    if not numbers:
+        numbers = [0]  # no row has it
     width = next(width for width in WIDTHS if width >= len(numbers))
     padded = [*numbers, *[numbers[-1]] * (width - len(numbers))]
     return sql.replace("{places}", ", ".join("?" * width)), padded * sql.count("{places}")

@@ -1,18 +1,19 @@
 -- A history is the checkpoints of one namespace of a thread: the graph's own (''), or a subgraph's.
 CREATE TABLE langgraph_histories (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    number INTEGER PRIMARY KEY,
     thread_id TEXT NOT NULL,
     checkpoint_ns TEXT NOT NULL,
     UNIQUE (thread_id, checkpoint_ns)
 );
 
--- A checkpoint without its state: small, so that a search by metadata reads little.
--- Its number is its place in the order; numbers are never used again, which is
--- how a writer knows that what it remembers of a checkpoint still holds.
+-- A checkpoint without its state. Its number is its place in the order, and is
+-- never used again; saved once more under its id it keeps its place, in another
+-- revision. By both a writer knows that what it remembers of it still holds.
 CREATE TABLE langgraph_checkpoints (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     history INTEGER NOT NULL,
     checkpoint_id TEXT NOT NULL,
+    revision INTEGER NOT NULL,
     parent_id TEXT,
     format INTEGER NOT NULL,
     source TEXT,
@@ -21,7 +22,8 @@ CREATE TABLE langgraph_checkpoints (
     metadata_kind TEXT NOT NULL,
     metadata BLOB NOT NULL,
     -- The checkpoint's dictionary without the values of its channels.
-    body INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    data BLOB NOT NULL,
     UNIQUE (history, checkpoint_id)
 );
 
@@ -29,15 +31,16 @@ CREATE INDEX langgraph_checkpoints_in_order ON langgraph_checkpoints (history, n
 
 CREATE INDEX langgraph_checkpoints_of_runs ON langgraph_checkpoints (run_id) WHERE run_id IS NOT NULL;
 
--- A serialised value. With a base it is what differs from that one; weight is
--- how many bytes of differences lie between it and the full copy it goes back to.
--- A value that no checkpoint names stays while it is the base of another one.
+-- The value of a channel, serialised. With a base it is what differs from that
+-- one; weight is how many bytes of differences lie between it and the full copy
+-- that they go back to, depth how many values were based on that one after another.
+-- A value that no checkpoint has any more stays while it is the base of another one.
 CREATE TABLE langgraph_values (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    number INTEGER PRIMARY KEY,
     history INTEGER NOT NULL,
-    -- NULL: the body of a checkpoint.
-    channel TEXT,
+    channel TEXT NOT NULL,
     base INTEGER,
+    depth INTEGER NOT NULL,
     weight INTEGER NOT NULL,
     kind TEXT NOT NULL,
     data BLOB NOT NULL
