@@ -17,5 +17,6 @@ class EditableNamesNoUrl(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 -- hatchling's signature
         """Called before each build; ``version`` is "standard" or "editable"."""
         if version == "editable":
-            required = self.metadata.core.dependencies
-            required[:] = [each.partition("@")[0].strip() for each in required]
+            core = self.metadata.core
+            for required in (core.dependencies, *core.optional_dependencies.values()):
+                required[:] = [each.partition("@")[0].strip() for each in required]
