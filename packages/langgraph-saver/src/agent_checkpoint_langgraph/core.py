@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from weakref import WeakSet
 
 from agent_checkpoint import FencedWrite, InvalidInputError, StateStore
 from agent_checkpoint.aio import AsyncStateStore
@@ -34,6 +35,9 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 READERS = 4
 
 
+_cores: WeakSet[Core] = WeakSet()
+
+
 class Core:
     """See the module."""
 
@@ -50,13 +54,17 @@ class Core:
         self.awaited = AsyncStateStore.of(store)
         self.fencing = fencing
         self.is_secret = metadata_deny if callable(metadata_deny) else frozenset(metadata_deny).__contains__
-        self.remembered = Remembered()
         self.bound: dict[str, ThreadLease] = {}
-        self.writer = Writer(store, self.prepare)
         self._is_prepared = False
+        self.begin()
+        _cores.add(self)
+
+    def begin(self) -> None:
+        """What a forked child needs anew: it has none of its parent's threads, and perhaps their locks."""
+        self.remembered = Remembered()
+        self.writer = Writer(self.store, self.prepare)
         self._preparing = Lock()
         self._readers: ThreadPoolExecutor | None = None
-        self._pid = os.getpid()
 
     def prepare(self) -> None:
         """Create the store and the tables, the first time."""
@@ -114,9 +122,8 @@ class Core:
 
     async def run(self, method: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Call a method in one of the reading threads."""
-        if self._readers is None or self._pid != os.getpid():
+        if self._readers is None:
             self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="agent-checkpoint-langgraph-read")
-            self._pid = os.getpid()
         call = partial(copy_context().run, method, *arguments, **options)
         return await asyncio.get_running_loop().run_in_executor(self._readers, call)
 
@@ -124,7 +131,15 @@ class Core:
         """End the threads once they are done, and close the store if that is asked."""
         self.writer.close()
         readers, self._readers = self._readers, None
-        if readers is not None and self._pid == os.getpid():
+        if readers is not None:
             readers.shutdown()
         if store:
             self.store.close()
+
+
+def _begin_in_child() -> None:
+    for core in _cores:
+        core.begin()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)

@@ -106,6 +106,14 @@ class LeasedGraph(Runnable[Any, Any]):
         async with self._saver.lease(thread_id, in_context=False, **self._options) as lease:
             yield lease.config(config)
 
+    def get_graph(self, config: RunnableConfig | None = None, **more: Any) -> Any:
+        """The graph's own, to be drawn."""
+        return self.graph.get_graph(config, **more)
+
+    def get_name(self, suffix: str | None = None, *, name: str | None = None) -> str:
+        """The graph's own."""
+        return str(self.graph.get_name(suffix, name=name))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["graph"], name)
 

@@ -35,7 +35,9 @@ SECRET_KEYS = re.compile(
 )
 # What LangGraph itself puts into metadata is never a secret.
 OWN_KEYS = frozenset(("source", "step", "parents", "run_id", "thread_id", "writes", "counters_since_delta_snapshot"))
+# What no scope may be longer than, or have in it.
 MAX_SCOPE_BYTES = 512
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 BIGGEST = 2**63 - 1
 
 
@@ -88,7 +90,7 @@ def scope_of(thread_id: Any) -> str:
     """The scope of a thread: ``langgraph/<thread_id>``, or by a digest where that is no name of a scope."""
     name = thread_name(thread_id)
     scope = f"langgraph/{name}"
-    if len(scope.encode()) > MAX_SCOPE_BYTES or not name.isprintable():
+    if len(scope.encode()) > MAX_SCOPE_BYTES or CONTROL.search(name):
         return f"langgraph/sha256:{hashlib.sha256(name.encode()).hexdigest()}"
     return scope
 

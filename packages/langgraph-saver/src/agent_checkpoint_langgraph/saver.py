@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from agent_checkpoint_langgraph.core import Fencing
+    from agent_checkpoint_langgraph.importer import ImportReport
     from agent_checkpoint_langgraph.mapping import Address
     from agent_checkpoint_langgraph.pages import Header, Page
     from agent_checkpoint_langgraph.reading import ThreadInfo
@@ -360,6 +361,20 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
         await self._core.run(self.prune, thread_ids, strategy=strategy, keep_last=keep_last)
 
     # The rest
+
+    def import_threads(
+        self, path: str | PathLike[str], *, on_progress: Callable[[int, int], object] | None = None
+    ) -> ImportReport:
+        """Save all that a file of LangGraph's ``SqliteSaver`` has. See ``importer.import_threads``."""
+        from agent_checkpoint_langgraph.importer import import_threads
+
+        return import_threads(self, path, on_progress=on_progress)
+
+    async def aimport_threads(
+        self, path: str | PathLike[str], *, on_progress: Callable[[int, int], object] | None = None
+    ) -> ImportReport:
+        """See ``import_threads``; ``on_progress`` is called in another thread."""
+        return await self._core.run(self.import_threads, path, on_progress=on_progress)
 
     def close(self) -> None:
         """End the threads for asyncio, and close the store of ``from_conn_string``; idempotent."""

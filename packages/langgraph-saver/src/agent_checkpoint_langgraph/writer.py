@@ -6,7 +6,6 @@ for it to fill up.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
@@ -45,11 +44,6 @@ class Writer:
     def __init__(self, store: StateStore, prepare: Callable[[], None]) -> None:
         self._store = store
         self._prepare = prepare
-        self._start()
-
-    def _start(self) -> None:
-        """Anew in a forked child: what its parent was given, its parent saves."""
-        self._pid = os.getpid()
         self._lock = Lock()
         self._waiting: deque[tuple[Job, Future[Any]]] = deque()
         self._busy = False
@@ -65,8 +59,6 @@ class Writer:
 
     def submit(self, job: Job) -> Future[Any]:
         """Save it in the writer's thread. Cancelled before its turn, it is not saved."""
-        if self._pid != os.getpid():
-            self._start()
         future: Future[Any] = Future()
         with self._lock:
             self._waiting.append((job, future))
@@ -80,7 +72,7 @@ class Writer:
     def close(self) -> None:
         """Let what was given come to its end."""
         thread, self._thread = self._thread, None
-        if thread is not None and self._pid == os.getpid():
+        if thread is not None:
             thread.shutdown()
 
     def _work(self) -> None:
