@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,43 @@ COMPONENT = "langgraph"
 # Before this format, what a task sent was stored with the writes of the parent.
 PENDING_SENDS_FORMAT = 4
 # Keys of config and metadata that look like credentials: these stay out of the database.
-SECRET_KEYS = re.compile(
-    r"(^|[^a-z])(api[^a-z]?key|apikey|secret|password|passwd|token|auth|authorization|credentials?|"
-    r"private[^a-z]?key|access[^a-z]?key)$"
+SECRET_WORDS = frozenset(
+    [
+        "secret",
+        "secrets",
+        "password",
+        "passwords",
+        "passwd",
+        "passphrase",
+        "token",
+        "auth",
+        "authorization",
+        "bearer",
+        "credential",
+        "credentials",
+        "jwt",
+        "apikey",
+        "apikeys",
+    ]
+)
+KEYS_OF = frozenset(
+    [
+        "api",
+        "secret",
+        "private",
+        "access",
+        "signing",
+        "encryption",
+        "auth",
+        "service",
+        "openai",
+        "anthropic",
+        "google",
+        "azure",
+        "aws",
+        "langsmith",
+        "langchain",
+    ]
 )
 # What LangGraph itself puts into metadata is never a secret.
 OWN_KEYS = frozenset(("source", "step", "parents", "run_id", "thread_id", "writes", "counters_since_delta_snapshot"))
@@ -39,12 +74,16 @@ OWN_KEYS = frozenset(("source", "step", "parents", "run_id", "thread_id", "write
 MAX_SCOPE_BYTES = 512
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 BIGGEST = 2**63 - 1
+# How deep metadata is looked into, and how much of what JSON cannot hold is shown.
+DEEPEST = 50
+MOST_SHOWN = 10_000
 
 
 def looks_secret(key: str) -> bool:
-    """Whether a key of config or metadata is named like a credential: ``openai_api_key``, ``auth_token``, …"""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key)
-    return SECRET_KEYS.search(words.lower()) is not None
+    """Whether a key of config or metadata is named like a credential: ``openai_api_key``, ``authToken``, …"""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower()
+    *before, last = re.findall(r"[a-z]+", spaced) or [""]
+    return last in SECRET_WORDS or (last in ("key", "keys") and bool(before) and before[-1] in KEYS_OF)
 
 
 @dataclass(frozen=True)
@@ -112,7 +151,11 @@ def address(config: RunnableConfig) -> Address:
 
 @dataclass(frozen=True)
 class Saving:
-    """A checkpoint, ready to be stored. ``values``: what its unchanged channels hold, should the parent be gone."""
+    """A checkpoint, ready to be stored.
+
+    ``spare`` is what the unchanged channels hold that are not known to be in the
+    store; ``values`` what any of them holds, should the parent be gone meanwhile.
+    """
 
     address: Address
     checkpoint_id: str
@@ -125,6 +168,7 @@ class Saving:
     versions: Mapping[str, Any]
     changed: dict[str, Typed]
     dropped: frozenset[str]
+    spare: Mapping[str, Typed]
     values: Mapping[str, Any]
 
 
@@ -135,8 +179,9 @@ def saving(
     checkpoint: Checkpoint,
     metadata: CheckpointMetadata,
     new_versions: Mapping[str, Any],
+    known_versions: Mapping[str, Any],
 ) -> Saving:
-    """A checkpoint with all that changed in it serialised.
+    """A checkpoint with all in it serialised that its parent does not have in these ``known_versions``.
 
     Raises:
         InvalidInputError: a value cannot be serialised; it names the channel.
@@ -150,11 +195,7 @@ def saving(
         # What has no version belongs to this checkpoint alone.
         if channel in new_versions or channel not in versions
     }
-    meta: dict[str, Any] = {
-        key: value
-        for key, value in get_checkpoint_metadata(config, metadata).items()
-        if key in OWN_KEYS or not is_secret(key)
-    }
+    meta = without_secrets(dict(get_checkpoint_metadata(config, metadata)), is_secret)
     return Saving(
         address(config),
         _storable("checkpoint id", str(checkpoint["id"])),
@@ -167,6 +208,11 @@ def saving(
         versions,
         changed,
         frozenset(channel for channel in new_versions if channel not in values),
+        {
+            channel: serialized(serde, channel, value)
+            for channel, value in values.items()
+            if channel not in changed and known_versions.get(channel) != versions[channel]
+        },
         values,
     )
 
@@ -210,17 +256,31 @@ def serialized(serde: SerializerProtocol, channel: str, value: Any) -> Typed:
     return kind, bytes(data)
 
 
+def without_secrets(metadata: dict[Any, Any], is_secret: Callable[[str], bool], depth: int = 0) -> dict[Any, Any]:
+    """Metadata without the keys that are secret, at any depth; LangGraph's own keys stay."""
+    kept = {}
+    for key, value in metadata.items():
+        if depth == 0 and isinstance(key, str) and key in OWN_KEYS:
+            kept[key] = value
+        elif not (isinstance(key, str) and is_secret(key)):
+            inside = type(value) is dict and depth < DEEPEST
+            kept[key] = without_secrets(value, is_secret, depth + 1) if inside else value
+    return kept
+
+
 def metadata_typed(serde: SerializerProtocol, metadata: Mapping[str, Any]) -> Typed:
     """Metadata as JSON where that loses nothing, else serialised; what cannot be, is kept as its ``repr``.
 
     A run never fails for its metadata.
     """
-    if _is_plain(metadata):
-        return "json", json.dumps(metadata).encode("ascii")
-    try:
-        return serde.dumps_typed(dict(metadata))
-    except Exception:
-        return "json", json.dumps(_shown(metadata)).encode("ascii")
+    with suppress(ValueError):  # an integer of more digits than Python prints
+        if _is_plain(metadata):
+            return "json", json.dumps(metadata).encode("ascii")
+    with suppress(Exception):
+        typed = serde.dumps_typed(dict(metadata))
+        serde.loads_typed(typed)  # what cannot come back would fail whoever looks at it later
+        return typed
+    return "json", json.dumps(_Shown().of(dict(metadata))).encode("ascii")
 
 
 def metadata_value(serde: SerializerProtocol, kind: str, data: bytes) -> dict[str, Any]:
@@ -233,23 +293,37 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     kind = type(value)
     if kind in (str, int, bool, float, type(None)):
         return True
-    if depth > 50:
+    if depth > DEEPEST:
         return False
     if kind is dict:
         return all(type(key) is str and _is_plain(each, depth + 1) for key, each in value.items())
     return kind is list and all(_is_plain(each, depth + 1) for each in value)
 
 
-def _shown(value: Any, depth: int = 0) -> Any:
-    """The same with ``repr`` in place of what JSON cannot hold."""
-    if isinstance(value, (str, int, float, type(None))):
-        return value
-    if depth < 50 and isinstance(value, dict):
-        return {str(key): _shown(each, depth + 1) for key, each in value.items()}
-    if depth < 50 and isinstance(value, (list, tuple, set, frozenset)):
-        return [_shown(each, depth + 1) for each in value]
+class _Shown:
+    """Metadata with text in place of what JSON cannot hold; so much of it as anybody wants to see."""
+
+    def __init__(self) -> None:
+        self._left = MOST_SHOWN
+
+    def of(self, value: Any, depth: int = 0) -> Any:
+        """The same, shown."""
+        kind = type(value)
+        self._left -= 1
+        if self._left < 0:
+            return "…"
+        if kind in (str, bool, float, type(None)) or (kind is int and -BIGGEST <= value <= BIGGEST):
+            return value
+        if depth < DEEPEST and kind is dict:
+            return {_text_of(str, key): self.of(each, depth + 1) for key, each in value.items()}
+        if depth < DEEPEST and kind in (list, tuple, set, frozenset):
+            return [self.of(each, depth + 1) for each in value]
+        return _text_of(repr, value)
+
+
+def _text_of(show: Callable[[Any], str], value: Any) -> str:
     try:
-        return repr(value)
+        return str(show(value))
     except Exception:
         return f"<{type(value).__name__}>"
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # A key that starts with two underscores is not copied into a checkpoint's metadata.
 CONFIG_KEY = "__agent_checkpoint_lease"
-# LangGraph tags what runs as a node or task of a step with it; the chains inside of one have other tags.
+# LangGraph tags what runs as a node of a graph with it; the chains inside of one have other tags.
 STEP_TAG = "graph:step:"
 STRATEGIES = ("reject", "enqueue", "interrupt")
 # What an interrupted run is told.
@@ -147,10 +147,16 @@ class LeaseGuard(BaseCallbackHandler):
         run_id: UUID,
         parent_run_id: UUID | None = None,
         tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """Check the lease where a run or a step begins."""
-        if parent_run_id is None or any(tag.startswith(STEP_TAG) for tag in tags or ()):
+        """Check the lease where a run, a node or a task begins.
+
+        The chains inside of one have its metadata too, but not its name.
+        """
+        is_node = any(tag.startswith(STEP_TAG) for tag in tags or ())
+        is_task = more.get("name") is not None and more["name"] == (metadata or {}).get("langgraph_node")
+        if parent_run_id is None or is_node or is_task:
             self.lease.check()
 
 

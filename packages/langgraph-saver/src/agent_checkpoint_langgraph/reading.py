@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from langgraph.checkpoint.base import get_checkpoint_id
 
 from agent_checkpoint_langgraph import mapping, tables
-from agent_checkpoint_langgraph.mapping import Address
+from agent_checkpoint_langgraph.mapping import Address, thread_name
 from agent_checkpoint_langgraph.pages import Header, Page
 from agent_checkpoint_langgraph.saving import STRIDE
 from agent_checkpoint_langgraph.values import Values
@@ -142,15 +142,15 @@ def search_for(
     configurable = (config or {}).get("configurable") or {}
     thread_id = configurable.get("thread_id")
     if thread_id is not None:
-        search.where(tables.BY_THREAD, mapping.thread_name(thread_id))
+        search.where(tables.BY_THREAD, thread_name(thread_id))
     if configurable.get("checkpoint_ns") is not None:
         search.where(tables.BY_NAMESPACE, configurable["checkpoint_ns"])
     if configurable.get("checkpoint_id"):
         search.where(tables.BY_ID, str(configurable["checkpoint_id"]))
-    before_id = before and get_checkpoint_id(before)
-    if before_id:
+    if before and (before_id := get_checkpoint_id(before)):
+        before_thread = before["configurable"].get("thread_id", thread_id)
         with store.read() as reader:
-            number = place(reader, None if thread_id is None else mapping.thread_name(thread_id), str(before_id))
+            number = place(reader, None if before_thread is None else thread_name(before_thread), str(before_id))
         # By our own order; by its id where it is unknown.
         search.where(*((tables.BEFORE_ID, str(before_id)) if number is None else (tables.BEFORE, number)))
     search.matching(filter or {})

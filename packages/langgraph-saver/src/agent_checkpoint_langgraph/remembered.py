@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent_checkpoint_langgraph.mapping import Address
     from agent_checkpoint_langgraph.serde import Typed
 
 # How many bytes of values are remembered at most, all threads together.
@@ -53,13 +54,14 @@ class Remembered:
         self._known: OrderedDict[tuple[str, str], Known] = OrderedDict()
         self._lock = Lock()
 
-    def find(self, thread_id: str, namespace: str, checkpoint_id: str) -> Known | None:
-        """The checkpoint, if it is the one that was remembered last of its namespace."""
+    def parent_of(self, where: Address) -> Known | None:
+        """The checkpoint that an address names, if it is the one that was remembered last of its namespace."""
+        key = (where.thread_id, where.namespace)
         with self._lock:
-            known = self._known.get((thread_id, namespace))
-            if known is None or known.checkpoint_id != checkpoint_id:
+            known = self._known.get(key)
+            if known is None or known.checkpoint_id != where.checkpoint_id:
                 return None
-            self._known.move_to_end((thread_id, namespace))
+            self._known.move_to_end(key)
             return known
 
     def still(self, thread_id: str, namespace: str, number: int, revision: int) -> Known | None:

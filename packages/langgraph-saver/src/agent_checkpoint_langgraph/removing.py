@@ -83,26 +83,34 @@ def prune_thread(part: Part, thread_id: str, keep_last: int, serde: SerializerPr
 
 def copy_thread(part: Part, source: str, target: str) -> int:
     """Put a copy of each checkpoint of one thread into another one; how many there are."""
-    copied = 0
-    for history, namespace in part.rows(tables.HISTORIES, (source,)):
-        key = (target, namespace)
-        ((new_history,),) = part.rows(tables.FIND_HISTORY, key) or part.rows(tables.ADD_HISTORY, key)
-        values: dict[int | None, int | None] = {None: None}
-        for number, base in part.rows(tables.BASES, (history,)):
-            ((values[number],),) = part.rows(tables.COPY_VALUE, (new_history, values[base], number))
-        state: dict[int, list[int]] = {}
-        for checkpoint, value in part.rows(tables.STATE_OF_HISTORY, (history,)):
-            state.setdefault(checkpoint, []).append(value)
-        for number, checkpoint_id in part.rows(tables.IDS, (history,)):
-            for (old,) in part.rows(tables.FIND_CHECKPOINT, (new_history, checkpoint_id)):
-                _remove(part, new_history, [(old, checkpoint_id)])
-            ((new,),) = part.rows(tables.COPY_CHECKPOINT, (new_history, number))
-            part.executemany(tables.ADD_STATE, [(new, values[value]) for value in state.get(number, ())])
-            copied += 1
-        part.run(tables.COPY_WRITES, (new_history, history))
+    copied = sum(
+        _copy_history(part, history, (target, name)) for history, name in part.rows(tables.HISTORIES, (source,))
+    )
     if copied:
         part.event("langgraph.thread-copied", {"from_thread": source, "checkpoints": copied})
     return copied
+
+
+def _copy_history(part: Part, history: int, target: tuple[str, str]) -> int:
+    ((new_history,),) = part.rows(tables.FIND_HISTORY, target) or part.rows(tables.ADD_HISTORY, target)
+    ids = part.rows(tables.IDS, (history,))
+    replaced = [
+        (number, checkpoint_id)
+        for _, checkpoint_id in ids
+        for (number,) in part.rows(tables.FIND_CHECKPOINT, (new_history, checkpoint_id))
+    ]
+    _remove(part, new_history, replaced)  # first: what is copied has no checkpoint yet that needs it
+    values: dict[int | None, int | None] = {None: None}
+    for number, base in part.rows(tables.BASES, (history,)):
+        ((values[number],),) = part.rows(tables.COPY_VALUE, (new_history, values[base], number))
+    state: dict[int, list[int]] = {}
+    for checkpoint, value in part.rows(tables.STATE_OF_HISTORY, (history,)):
+        state.setdefault(checkpoint, []).append(value)
+    for number, _ in ids:
+        ((new,),) = part.rows(tables.COPY_CHECKPOINT, (new_history, number))
+        part.executemany(tables.ADD_STATE, [(new, values[value]) for value in state.get(number, ())])
+    part.run(tables.COPY_WRITES, (new_history, history))
+    return len(ids)
 
 
 def _needed(part: Part, rows: Sequence[Sequence[Any]], keep_last: int, serde: SerializerProtocol) -> set[int]:
@@ -129,12 +137,17 @@ def _remove(part: Part, history: int, checkpoints: Iterable[tuple[int, str]]) ->
     part.executemany(tables.REMOVE_STATE, [(number,) for number, _ in gone])
     part.executemany(tables.REMOVE_CHECKPOINT, [(number,) for number, _ in gone])
     part.executemany(tables.REMOVE_WRITES_OF, [(history, checkpoint_id) for _, checkpoint_id in gone])
-    named = {value for _, value in part.rows(tables.STATE_OF_HISTORY, (history,))}
+    remove_unused(part, history)
+
+
+def remove_unused(part: Part, history: int) -> None:
+    """Remove the values of a namespace that no checkpoint has, and nothing is a difference to."""
+    needed: set[int | None] = {value for _, value in part.rows(tables.STATE_OF_HISTORY, (history,))}
     unused = []
     # From the newest on: a value comes before what it is a difference to.
     for number, base in reversed(part.rows(tables.BASES, (history,))):
-        if number in named:
-            named.add(base)
+        if number in needed:
+            needed.add(base)
         else:
             unused.append((number,))
     part.executemany(tables.REMOVE_VALUE, unused)

@@ -433,7 +433,9 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> CheckpointSave:
         core = self._core
-        saving = mapping.saving(self.serde, core.is_secret, config, checkpoint, metadata, new_versions)
+        parent = core.remembered.parent_of(mapping.address(config))
+        known_versions = parent.versions if parent else {}
+        saving = mapping.saving(self.serde, core.is_secret, config, checkpoint, metadata, new_versions, known_versions)
         stock = reading.Stock(core.store, self.serde)
         return CheckpointSave(saving, core.guarded(config, saving.address.thread_id), core.remembered, stock)
 

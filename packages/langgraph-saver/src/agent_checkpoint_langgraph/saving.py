@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agent_checkpoint import FencedWrite, Part
 from agent_checkpoint_langgraph import deltas, mapping, tables
 from agent_checkpoint_langgraph.remembered import Known, Stored
+from agent_checkpoint_langgraph.removing import remove_unused
 from agent_checkpoint_langgraph.serde import encrypts
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ class CheckpointSave:
             state.update((channel, each.store(part, history, channel)) for channel, each in planned.items())
             number, revision = _store_checkpoint(part, history, saving)
             part.executemany(tables.ADD_STATE, [(number, each.number) for each in state.values()])
+            if revision:
+                remove_unused(part, history)
             detail = {"checkpoint_id": saving.checkpoint_id, "checkpoint_ns": where.namespace}
             part.event(
                 "langgraph.checkpoint-saved", {**detail, "source": saving.source, "step": saving.step}, sequence=number
@@ -144,7 +147,7 @@ class CheckpointSave:
         where = self._saving.address
         if where.checkpoint_id is None:
             return None
-        found = self._remembered.find(where.thread_id, where.namespace, where.checkpoint_id)
+        found = self._remembered.parent_of(where)
         return found or self._stock.known(where, where.checkpoint_id)
 
 
@@ -209,6 +212,8 @@ def _split(
         if parent is not None and parent.versions.get(channel) == version:
             if channel in parent.state:
                 kept[channel] = parent.state[channel]
+        elif channel in saving.spare:
+            changed[channel] = saving.spare[channel]
         elif channel in saving.values:
             changed[channel] = mapping.serialized(serde, channel, saving.values[channel])
     return kept, changed

@@ -16,7 +16,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.event_hooks import register_serde_event_listener
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from agent_checkpoint import InvalidInputError
+from agent_checkpoint import InvalidInputError, StorageCorruptError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,11 +49,14 @@ class StrictSerializer(JsonPlusSerializer):
 
         Raises:
             InvalidInputError: it holds a type that is not on the allowlist.
+            StorageCorruptError: it is not what this serializer saves.
         """
         outer = getattr(_loading, "blocked", None)
         blocked = _loading.blocked = []
         try:
             value = super().loads_typed(data)
+        except Exception as error:
+            raise StorageCorruptError(f"a saved value of kind {data[0]!r} cannot be loaded: {error}") from error
         finally:
             _loading.blocked = outer
         if blocked:
@@ -78,7 +81,9 @@ def checked(serde: SerializerProtocol | None) -> SerializerProtocol:
     """
     if serde is None:
         return StrictSerializer()
-    inner = serde.serde if isinstance(serde, EncryptedSerializer) else serde
+    inner = serde
+    while isinstance(inner, EncryptedSerializer):
+        inner = inner.serde
     if getattr(inner, "pickle_fallback", False):
         raise InvalidInputError(
             "serde: pickle_fallback is not supported: who can write to the database could run code here",

@@ -254,6 +254,8 @@ COPY_WRITES = """
 INSERT INTO langgraph_writes (history, checkpoint_id, task_id, idx, task_path, channel, kind, data)
 SELECT ?, checkpoint_id, task_id, idx, task_path, channel, kind, data FROM langgraph_writes
 WHERE history = ?
+ON CONFLICT (history, checkpoint_id, task_id, idx) DO UPDATE SET
+task_path = excluded.task_path, channel = excluded.channel, kind = excluded.kind, data = excluded.data
 """
 
 # How many checkpoints a statement names at once: a few widths, so that each is prepared once.
