@@ -1,0 +1,107 @@
+"""Interrupting the code that runs under a lease which was lost.
+
+By what works where it runs:
+
+- an asyncio task is cancelled; it hears of it at its next ``await``;
+- the main thread gets a signal (SIGURG), which also ends a blocking call;
+- another thread gets an exception at its next line of Python: a call that
+  blocks in C is not interrupted before it returns.
+
+The block that holds the lease turns each of these into ``LeaseLostError``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import signal
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from agent_checkpoint_prefect.errors import LeaseLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Handler = Callable[[int, Any], Any] | int | None
+
+
+class TaskInterrupter:
+    """Cancels an asyncio task."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._over = False
+        self.struck = False
+
+    def strike(self) -> None:
+        """Interrupt it; from any thread."""
+        with suppress(RuntimeError):  # the loop is closed: there is nobody to interrupt
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if not self._over and self._task is not None:
+            self.struck = True
+            self._task.cancel()
+
+    def over(self) -> None:
+        """Interrupt it no more; called by the task itself."""
+        self._over = True
+        if self.struck and self._task is not None and hasattr(self._task, "uncancel"):
+            self._task.uncancel()
+
+    def caused(self, error: BaseException | None) -> bool:
+        """Whether an exception is this interruption."""
+        return self.struck and isinstance(error, asyncio.CancelledError)
+
+
+class ThreadInterrupter:
+    """Raises ``LeaseLostError`` in the thread that made it."""
+
+    def __init__(self) -> None:
+        self._thread = threading.current_thread()
+        self._lock = threading.Lock()
+        self._over = False
+        self.struck = False
+        self._before: Handler = None
+        self._is_main = self._thread is threading.main_thread()
+        if self._is_main:
+            self._before = signal.signal(signal.SIGURG, self._on_signal)
+
+    def strike(self) -> None:
+        """Interrupt it; from any other thread."""
+        with self._lock:
+            if self._over or self.struck:
+                return
+            self.struck = True
+            if self._is_main:
+                signal.pthread_kill(self._thread.ident or 0, signal.SIGURG)
+            else:
+                _raise_in(self._thread.ident or 0, LeaseLostError)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self.struck and not self._over:
+            raise LeaseLostError
+        if callable(self._before):
+            self._before(number, frame)
+
+    def over(self) -> None:
+        """Interrupt it no more; called by the thread itself."""
+        with self._lock:
+            self._over = True
+            if self.struck and not self._is_main:
+                _raise_in(self._thread.ident or 0, None)  # what has not been raised yet is taken back
+        if self._is_main:
+            signal.signal(signal.SIGURG, self._before if self._before is not None else signal.SIG_DFL)
+
+    def caused(self, error: BaseException | None) -> bool:
+        """Whether an exception is this interruption."""
+        return self.struck and isinstance(error, LeaseLostError)
+
+
+def _raise_in(ident: int, error: type[BaseException] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(ident), None if error is None else ctypes.py_object(error)
+    )

@@ -1,0 +1,70 @@
+"""What of the Prefect run around a call is put on record, and which leases it holds.
+
+Ids and names of runs are metadata, never identity: Prefect can run one flow
+run twice.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent_checkpoint_prefect.leases import FencedLease
+
+held: ContextVar[Mapping[str, FencedLease]] = ContextVar("agent_checkpoint_prefect_held")
+
+
+def run_metadata() -> dict[str, Any]:
+    """Ids and names of the flow run, task run and deployment around the call; empty outside of runs."""
+    if "prefect.context" not in sys.modules:
+        return {}
+    from prefect.context import FlowRunContext, TaskRunContext
+
+    found: dict[str, Any] = {}
+    flow = FlowRunContext.get()
+    if flow is not None and flow.flow_run is not None:
+        found["flow_run_id"] = str(flow.flow_run.id)
+        found["flow_run_name"] = flow.flow_run.name
+        found["flow_name"] = flow.flow.name if flow.flow is not None else None
+        if flow.flow_run.deployment_id is not None:
+            found["deployment_id"] = str(flow.flow_run.deployment_id)
+    task = TaskRunContext.get()
+    if task is not None:
+        found["task_run_id"] = str(task.task_run.id)
+        found["task_run_name"] = task.task_run.name
+        found["task_name"] = task.task.name
+        if task.task_run.flow_run_id is not None:
+            found.setdefault("flow_run_id", str(task.task_run.flow_run_id))
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def in_a_run() -> bool:
+    """Whether the call is made inside of a flow run or task run."""
+    if "prefect.context" not in sys.modules:
+        return False
+    from prefect.context import FlowRunContext, TaskRunContext
+
+    return FlowRunContext.get() is not None or TaskRunContext.get() is not None
+
+
+def current_lease() -> FencedLease | None:
+    """The lease that the calling code holds, as in a flow or task: the one that was taken last; None without one."""
+    leases = held.get({})
+    return next(reversed([*leases.values()]), None)
+
+
+def enter(lease: FencedLease) -> None:
+    """Hold a lease in this context from now on."""
+    held.set({**held.get({}), lease.scope: lease})
+
+
+def leave(lease: FencedLease) -> None:
+    """Hold it no more."""
+    leases = dict(held.get({}))
+    if leases.get(lease.scope) is lease:
+        del leases[lease.scope]
+        held.set(leases)

@@ -1,0 +1,184 @@
+"""The locks of Prefect's result records: what a ``LockManager`` has to answer.
+
+Prefect names a holder by an id that it makes for each transaction. A lease that
+this process holds for one is kept here by place, scope and holder; so a copy of
+the block, as in a task that was pickled and came back, knows it too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agent_checkpoint import (
+    AgentCheckpointError,
+    FencedWrite,
+    LeaseHeldError,
+    StateStore,
+    WaitTimeoutError,
+)
+from agent_checkpoint_prefect import context, names
+from agent_checkpoint_prefect.stores import awaited
+
+if TYPE_CHECKING:
+    from agent_checkpoint import Fence, Lease
+
+Place = tuple[str, str, str]
+"""Which store, which scope, which holder."""
+
+
+class Record(NamedTuple):
+    """A lease that this process holds for a transaction. ``hold`` renews it; None: it has a fixed length."""
+
+    hold: Any
+    held: Any
+
+    @property
+    def fence(self) -> Fence:
+        """What a protected write presents."""
+        fence: Fence = self.held.fence
+        return fence
+
+
+_records: dict[Place, Record] = {}
+
+
+class RecordLocks(NamedTuple):
+    """The locks of one namespace of a store. Times are seconds; None waits for ever."""
+
+    store: StateStore
+    namespace: str
+    ttl_seconds: float
+    timeout_seconds: float | None
+
+    def acquire(self, key: str, holder: str, acquire_timeout: float | None, hold_timeout: float | None) -> bool:
+        """Take the lock of a record; True also where the holder has it already.
+
+        With an ``acquire_timeout`` False says that another one has it. Without
+        one that is raised: Prefect does not look at the answer.
+
+        Raises:
+            WaitTimeoutError: another one has it, after the block's own timeout.
+        """
+        place = self._place(key, holder)
+        if self._has(place):
+            return True
+        try:
+            if hold_timeout is None:
+                hold = self.store.hold(place[1], holder, **self._terms(acquire_timeout))
+                _records[place] = Record(hold, hold.__enter__())
+            else:
+                terms = {**self._terms(acquire_timeout), "ttl_seconds": hold_timeout}
+                _records[place] = Record(None, self.store.acquire(place[1], holder, **terms))
+        except LeaseHeldError:
+            if acquire_timeout is None:
+                raise
+            return False
+        return True
+
+    async def aacquire(self, key: str, holder: str, acquire_timeout: float | None, hold_timeout: float | None) -> bool:
+        """See ``acquire``."""
+        place = self._place(key, holder)
+        if self._has(place):
+            return True
+        store = awaited(self.store)
+        try:
+            if hold_timeout is None:
+                hold = store.hold(place[1], holder, **self._terms(acquire_timeout))
+                _records[place] = Record(hold, await hold.__aenter__())
+            else:
+                terms = {**self._terms(acquire_timeout), "ttl_seconds": hold_timeout}
+                _records[place] = Record(None, await store.acquire(place[1], holder, **terms))
+        except LeaseHeldError:
+            if acquire_timeout is None:
+                raise
+            return False
+        return True
+
+    def release(self, key: str, holder: str) -> None:
+        """Give the lock of a record back. Never raises: what was lost is over already."""
+        place = self._place(key, holder)
+        record = _records.pop(place, None)
+        with suppress(AgentCheckpointError):
+            if record is not None and record.hold is not None:
+                # Both kinds of hold are given back by this: Prefect releases in sync code what async code acquired.
+                hold = getattr(record.hold, "_hold", record.hold)
+                hold.__exit__(AgentCheckpointError, None, None)
+            elif record is not None:
+                self.store.release(*record.fence)
+            elif (lease := self._lease(place)) is not None:
+                self.store.release(*lease.fence)
+
+    def is_locked(self, key: str) -> bool:
+        """Whether a lease of the record is live, or one that this process had was lost and not given back yet.
+
+        The second so that Prefect asks who holds it, and refuses the result of
+        the holder that lost it: it would write it where nobody holds the lock.
+        """
+        _, scope, _ = self._place(key, "")
+        if self.store.get_lease(scope) is not None:
+            return True
+        return any(place[:2] == (self.store.database, scope) for place in list(_records))
+
+    def is_holder(self, key: str, holder: str) -> bool:
+        """Whether the holder's lease is live; plugins may veto, for Prefect asks before it writes a result."""
+        place = self._place(key, holder)
+        record = _records.get(place)
+        if record is None:
+            return self._lease(place) is not None
+        (outcome,) = self.store.write_all([FencedWrite("prefect", "prefect.save-result", None, record)])
+        return outcome.error is None
+
+    def wait(self, key: str, timeout: float | None) -> bool:
+        """Wait until nobody holds the lock of a record; whether that came true in time."""
+        try:
+            self.store.wait_until_free(self._place(key, "")[1], math.inf if timeout is None else timeout)
+        except WaitTimeoutError:
+            return False
+        return True
+
+    async def await_(self, key: str, timeout: float | None) -> bool:
+        """See ``wait``."""
+        try:
+            scope = self._place(key, "")[1]
+            await awaited(self.store).wait_until_free(scope, math.inf if timeout is None else timeout)
+        except WaitTimeoutError:
+            return False
+        return True
+
+    def fence(self, key: str, holder: str) -> Fence | None:
+        """The fence of the lease that this process holds for a transaction."""
+        record = _records.get(self._place(key, holder))
+        return None if record is None else record.fence
+
+    def _place(self, key: str, holder: str) -> Place:
+        return self.store.database, names.scope_of_record(self.namespace, str(key)), holder
+
+    def _terms(self, acquire_timeout: float | None) -> dict[str, Any]:
+        wait = self.timeout_seconds if acquire_timeout is None else acquire_timeout
+        return {
+            "ttl_seconds": self.ttl_seconds,
+            "wait_seconds": math.inf if wait is None else wait,
+            "metadata": context.run_metadata(),
+        }
+
+    def _has(self, place: Place) -> bool:
+        """Whether the holder has it already, here or, as a copy of a transaction might, in another process."""
+        record = _records.get(place)
+        if record is not None and record.hold is not None and not record.held.lost.is_set():
+            return True
+        return self._lease(place) is not None if record is not None else False
+
+    def _lease(self, place: Place) -> Lease | None:
+        """The live lease of a scope, if it is the holder's."""
+        lease = self.store.get_lease(place[1])
+        return lease if lease is not None and lease.owner == place[2] else None
+
+
+def _begin_in_child() -> None:
+    _records.clear()  # they are its parent's
+
+
+os.register_at_fork(after_in_child=_begin_in_child)

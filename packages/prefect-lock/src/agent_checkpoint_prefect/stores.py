@@ -1,0 +1,42 @@
+"""The stores that this process has open: one for each place, shared by all blocks that name it."""
+
+from __future__ import annotations
+
+import os
+from threading import Lock
+
+from agent_checkpoint import StateStore
+from agent_checkpoint.aio import AsyncStateStore
+
+_stores: dict[str, StateStore] = {}
+_awaited: dict[int, AsyncStateStore] = {}
+_lock = Lock()
+
+
+def store_at(place: str) -> StateStore:
+    """The store at a path or URL; created on first use."""
+    key = place if "://" in place else os.path.realpath(place)
+    with _lock:
+        store = _stores.get(key)
+        if store is None:
+            store = StateStore(place)
+            store.initialize()
+            _stores[key] = store
+        return store
+
+
+def awaited(store: StateStore) -> AsyncStateStore:
+    """The awaited door to one of these stores."""
+    with _lock:
+        door = _awaited.get(id(store))
+        if door is None:
+            door = _awaited[id(store)] = AsyncStateStore.of(store)
+        return door
+
+
+def _begin_in_child() -> None:
+    global _lock
+    _lock = Lock()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)

@@ -1,0 +1,102 @@
+"""Telling Prefect: events of leases for its event feed, and lines in the run's log.
+
+Events are sent by a thread of their own, after the fact; nobody waits for it,
+and what fails is dropped: core's audit log is the record. Outside of a run and
+without an API url nothing is sent, since Prefect would start a server for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from agent_checkpoint_prefect.context import in_a_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent_checkpoint_prefect.leases import FencedLease
+
+# Events that wait to be sent; more are dropped.
+MOST_WAITING = 1_000
+
+_waiting: queue.Queue[Callable[[], object]] = queue.Queue(MOST_WAITING)
+_starting = threading.Lock()
+_sender: threading.Thread | None = None
+
+
+def logger() -> Any:
+    """The logger of the run, or of this package outside of one."""
+    if in_a_run():
+        from prefect.exceptions import MissingContextError
+        from prefect.logging import get_run_logger
+
+        try:
+            return get_run_logger()
+        except MissingContextError:
+            pass
+    return logging.getLogger("agent_checkpoint_prefect")
+
+
+def tell(kind: str, lease: FencedLease, **more: Any) -> None:
+    """Have Prefect hear of a lease: ``agent-checkpoint.lease.<kind>``."""
+    if not (in_a_run() or _has_api()):
+        return
+    payload = {"scope": lease.scope, "token": lease.token, "slot": lease.slot, "owner": lease.owner, **more}
+    resource = {"prefect.resource.id": f"agent-checkpoint.lease.{lease.scope}", "prefect.resource.name": lease.name}
+    context = copy_context()
+
+    def send() -> None:
+        from prefect.events import emit_event
+
+        emit_event(event=f"agent-checkpoint.lease.{kind}", resource=resource, payload=payload)
+
+    try:
+        _waiting.put_nowait(lambda: context.run(send))
+    except queue.Full:
+        return
+    _start()
+
+
+def flush() -> None:
+    """Wait until what was told has been sent: for tests."""
+    _waiting.join()
+
+
+def _has_api() -> bool:
+    if os.environ.get("PREFECT_API_URL"):
+        return True
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().api.url is not None
+
+
+def _start() -> None:
+    global _sender
+    with _starting:
+        if _sender is None or not _sender.is_alive():
+            _sender = threading.Thread(target=_send, name="agent-checkpoint-prefect-events", daemon=True)
+            _sender.start()
+
+
+def _send() -> None:
+    while True:
+        send = _waiting.get()
+        try:
+            send()
+        except Exception:
+            logging.getLogger("agent_checkpoint_prefect").debug("an event could not be sent", exc_info=True)
+        finally:
+            _waiting.task_done()
+
+
+def _begin_in_child() -> None:
+    global _waiting, _starting, _sender
+    _waiting, _starting, _sender = queue.Queue(MOST_WAITING), threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
