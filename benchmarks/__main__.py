@@ -9,13 +9,24 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from agent_checkpoint.mounts import filesystem_of
-from benchmarks import cli, failover, growth, holding, imports, lease, report, waiting, writers
+from benchmarks import cli, failover, growth, holding, imports, langgraph_plots, lease, report, waiting, writers
 from benchmarks.harness import Plan, Row
 
-BENCHMARKS: dict[str, Callable[[Plan], Iterator[Row]]] = {
+Benchmarks = dict[str, Callable[[Plan], Iterator[Row]]]
+
+
+def _langgraph(plan: Plan, plots: Path | None = None) -> Iterator[Row]:
+    # LangGraph takes a second to import, and each process that another benchmark spawns would import it.
+    from benchmarks import langgraph
+
+    return langgraph.measure(plan, plots)
+
+
+BENCHMARKS: Benchmarks = {
     "lease": lease.measure,
     "writers": writers.measure,
     "queue": waiting.measure,
@@ -24,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[Plan], Iterator[Row]]] = {
     "cli": cli.measure,
     "growth": growth.measure,
     "import": imports.measure,
+    "langgraph": _langgraph,
 }
 MEMORY = Path("/dev/shm")
 
@@ -37,9 +49,10 @@ def main() -> int:
         plan = Plan(_places(options.disk, folders), options.quick)
         machine = report.machine(plan)
         print(report.headline(machine), flush=True)
+        benchmarks: Benchmarks = {**BENCHMARKS, "langgraph": partial(_langgraph, plots=options.plots)}
         rows = []
-        for name in options.names or BENCHMARKS:
-            for row in BENCHMARKS[name](plan):
+        for name in options.names or benchmarks:
+            for row in benchmarks[name](plan):
                 print(report.line(row), flush=True)
                 rows.append(row)
     if options.json:
@@ -53,11 +66,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run, not how fast is it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of every round to FILE")
     parser.add_argument("--check", action="store_true", help="exit 1 when a figure is not reached")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the curves of langgraph in DIR, as PNG")
     parser.add_argument("--disk", type=Path, default=Path(), metavar="DIR", help="a folder on the disk to measure")
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(BENCHMARKS))
     if unknown:
         parser.error(f"no benchmark is called {', '.join(unknown)}")
+    if options.plots and (missing := langgraph_plots.missing()):
+        parser.error(missing)
     return options
 
 

@@ -53,7 +53,7 @@ def line(row: Row) -> str:
     low, high = row.spread
     ours, theirs = side(median(row.ours)), side(median(row.theirs))
     return (
-        f"{row.benchmark:<8} {row.case:<29} ours {ours:>9}  {row.peer:>13} {theirs:>9}  "
+        f"{row.benchmark:<9} {row.case:<43} ours {ours:>9}  {row.peer:>16} {theirs:>9}  "
         f"{show(row.figure):>9}  {f'({show(low)} to {show(high)})':<21} {_verdict(row)}"
     ).rstrip()
 
@@ -70,7 +70,8 @@ def _record(row: Row) -> dict[str, Any]:
 def _verdict(row: Row) -> str:
     if row.target is None:
         return ""
-    return f"to reach {row.target.sign} {row.target.value:g}: {'reached' if row.reached else 'NOT REACHED'}"
+    limit = f"{row.target.value:g}" if row.judged == "ratio" else _in_unit(row.unit)(row.target.value)
+    return f"to reach {row.target.sign} {limit}: {'reached' if row.reached else 'NOT REACHED'}"
 
 
 def _in_unit(unit: str) -> Callable[[float], str]:
@@ -95,6 +96,7 @@ _UNITS: dict[str, Callable[[float], str]] = {
     "s": _duration,
     "operations/s": _rate,
     "holds/s": _rate,
+    "bytes": lambda count: f"{count / 1e6:.2f} MB",
     "events": lambda count: f"{count:,.0f}",
     "of a core": lambda share: f"{share:.2%}",
 }

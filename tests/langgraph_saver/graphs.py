@@ -309,3 +309,13 @@ STORIES: list[Story] = [
     fails_and_goes_on,
     is_a_function,
 ]
+
+# Those whose nodes ask for the context that they run in.
+ASKS = (
+    is_asked_and_answers,
+    two_ask_at_once,
+    has_a_subgraph,
+    has_a_subgraph_with_a_memory,
+    travels_in_time,
+    is_a_function,
+)
