@@ -23,7 +23,7 @@ from agent_checkpoint.ledger import leases as lease_rows
 from agent_checkpoint.plugins import refuse_inside_hook
 from agent_checkpoint.record import Record
 from agent_checkpoint.rules import fence as fencing
-from agent_checkpoint.rules.decision import Failed, Refused
+from agent_checkpoint.rules.decision import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,17 +40,22 @@ if TYPE_CHECKING:
 
 
 class Change(Record):
-    """What a decision works on: the transaction, and the events it causes."""
+    """What a decision works on: the transaction, and the events it causes.
+
+    ``shared`` is for what the changes of one transaction need not find out again.
+    """
 
     transaction: Transaction
     happened: list[Happened]
+    shared: dict[Any, Any]
 
 
 class Item(Record):
     """One change of a group: the locks it needs, how it is decided, the write it is.
 
-    ``decide(change)`` returns the answer, ``Refused`` or ``Failed``. ``write``
-    is what plugins may veto; None for changes that are not protected writes.
+    ``decide(change)`` returns the answer or ``Refused``, or raises; it may be
+    called again, after what it wrote was undone. ``write`` is what plugins may
+    veto; None for changes that are not protected writes.
     """
 
     locks: tuple[str, ...]
@@ -92,27 +97,28 @@ class Changes:
     def run_all(self, items: Sequence[Item]) -> list[Outcome]:
         """Run changes in one commit; an outcome for each, in order, none raised.
 
-        When the database fails inside the group, each item runs again alone:
-        the database may have ended the transaction by itself, and the rest of
-        the group would have been written outside of it.
+        When one fails inside the group, nothing of the group is written and
+        each item runs again alone. Where it is the database that failed, it may
+        have ended the transaction by itself, and the rest of the group would
+        have been written outside of it.
         """
         refuse_inside_hook()
         asked = [(item, item.write and self._plugins.check_fence(item.write)) for item in items]
         locks = sorted({lock for item in items for lock in item.locks})
         telling = self._plugins.listening()
         answers: list[Any] = []
-        told: list[Event] = []
         try:
             with self.database.transaction(locks) as transaction:
+                together = Change._make((transaction, [], {}))
                 for item, veto in asked:
-                    change = Change._make((transaction, []))
-                    answers.append(item.decide(change) if veto is None else Refused(veto, item.write))
-                    told += _write_down(change, answers[-1], telling)
+                    answers.append(item.decide(together) if veto is None else Refused(veto, item.write))
+                    _write_refusal(together, answers[-1])
+                told = event_log.record(transaction, together.happened, telling)
         except (StorageBusyError, OutcomeUnknownError) as error:
             # Not again: it may have happened. What was refused, is refused all the same.
             known = [*answers, *[None] * (len(asked) - len(answers))]
             return [Outcome(None, _unrecorded(each) if isinstance(each, Refused) else error) for each in known]
-        except StorageError:
+        except Exception:
             return [self._alone(item, veto) for item, veto in asked]
         self._plugins.tell(told)
         return [_outcome(answer) for answer in answers]
@@ -130,7 +136,7 @@ class Changes:
         answer: Any = None
         try:
             with self.database.transaction(sorted(item.locks)) as transaction:
-                change = Change._make((transaction, []))
+                change = Change._make((transaction, [], {}))
                 answer = item.decide(change) if veto is None else Refused(veto, item.write)
                 if not isinstance(answer, Refused):
                     yield change
@@ -155,7 +161,7 @@ class Changes:
         answer: Any = None
         try:
             with self.database.transaction(locks, terms) as transaction:
-                change = Change._make((transaction, []))
+                change = Change._make((transaction, [], {}))
                 answer = decide(change) if veto is None else Refused(veto, write)
                 told = _write_down(change, answer, telling)
         except StorageError:
@@ -164,7 +170,7 @@ class Changes:
             raise
         if told:
             self._plugins.tell(told)
-        if isinstance(answer, (Refused, Failed)):
+        if isinstance(answer, Refused):
             raise answer.error
         return answer
 
@@ -177,16 +183,17 @@ class Changes:
 
 def _write_down(change: Change, answer: Any, telling: bool) -> list[Event]:
     """Write what an answer leaves behind, a refusal included; the events to tell after the commit."""
-    if isinstance(answer, Refused):
-        _write_refusal(change, answer)
+    _write_refusal(change, answer)
     return event_log.record(change.transaction, change.happened, telling)
 
 
 def _outcome(answer: Any) -> Outcome:
-    return Outcome(None, answer.error) if isinstance(answer, (Refused, Failed)) else Outcome(answer)
+    return Outcome(None, answer.error) if isinstance(answer, Refused) else Outcome._make((answer, None))
 
 
-def _write_refusal(change: Change, refused: Refused) -> None:
+def _write_refusal(change: Change, refused: Any) -> None:
+    if not isinstance(refused, Refused):
+        return
     for row in refused.rows:
         lease_rows.save(change.transaction, row)
     change.happened.extend(refused.events)

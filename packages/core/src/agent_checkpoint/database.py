@@ -103,10 +103,6 @@ class Transaction(Reader):
     def script(self, text: str) -> None:
         """Execute the statements of a migration file, as a part of this transaction."""
 
-    @abstractmethod
-    def savepoint(self) -> AbstractContextManager[None]:
-        """A part that is undone alone when its block raises."""
-
 
 class Database(ABC):
     """One database with the store's tables in it; safe to use from many threads."""

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 from agent_checkpoint import leases, names, payload
 from agent_checkpoint.change import Item, Outcome
-from agent_checkpoint.errors import InvalidInputError, StaleLeaseError, StorageError
+from agent_checkpoint.errors import InvalidInputError, StaleLeaseError
 from agent_checkpoint.ledger import leases as lease_rows
 from agent_checkpoint.record import Record
 from agent_checkpoint.records import Fence, Happened, Write
 from agent_checkpoint.rules import fence as fencing
-from agent_checkpoint.rules.decision import Failed, Refused
+from agent_checkpoint.rules.decision import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,11 +27,16 @@ if TYPE_CHECKING:
 TAKEN_SECONDS = 60
 
 
+# The fences that were found live in this transaction: only a write that takes a scope changes that.
+LIVE = "live fences"
+
+
 class FencedWrite(Record):
     """One write of an adapter, for ``write_all``.
 
-    ``body(part)`` runs inside a savepoint, after the fence was found live in
-    the same transaction; what it returns is the answer. ``fence`` None makes it
+    ``body(part)`` runs after the fence was found live in the same transaction;
+    what it returns is the answer. Where another write of the group fails,
+    everything is undone and it runs again. ``fence`` None makes it
     an unprotected write: whether that is allowed is the adapter's rule.
     ``locks`` are names (``kind:name``) that no two writers may hold at once,
     beside the fence's scope and the workflow, which are locked anyway.
@@ -63,6 +68,12 @@ class Part:
         """The time of this change, read once after its locks."""
         return self._change.transaction.moment
 
+    @property
+    def shared(self) -> dict[Any, Any]:
+        """What the writes of this component in one transaction need not find out again; gone with the transaction."""
+        shared: dict[Any, Any] = self._change.shared.setdefault((self._write.component,), {})
+        return shared
+
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         """All rows of a query."""
         return self._change.transaction.rows(sql, parameters)
@@ -78,31 +89,24 @@ class Part:
     def event(self, kind: str, detail: dict[str, Any] | None = None, *, sequence: int | None = None) -> None:
         """Append an audit event (``noun.verb-ed``) under the fence and workflow of this write."""
         names.name("kind", kind)
-        payload.encode("detail", detail or {})
+        encoded = payload.Encoded(detail or {})
+        encoded.text = payload.encode("detail", detail or {})
         scope, owner, token, workflow = self._write[2:6]
-        self._change.happened.append(Happened(kind, scope, owner, token, workflow, sequence, detail or {}))
+        self._change.happened.append(Happened._make((kind, scope, owner, token, workflow, sequence, encoded)))
 
 
 def write_all(changes: Changes, writes: Iterable[FencedWrite]) -> list[Outcome]:
     """Run many writes in one commit; an outcome for each, in order, none raised."""
     outcomes: list[Outcome | None] = []
     items: list[Item] = []
-    group = list(writes)
-    for fenced in group:
+    for fenced in writes:
         try:
-            items.append(_item(changes, fenced, alone=len(group) == 1))
+            items.append(_item(changes, fenced))
             outcomes.append(None)
         except InvalidInputError as error:
             outcomes.append(Outcome(None, error))
-    ran = iter([_run_alone(changes, items[0])] if len(items) == 1 else changes.run_all(items))
+    ran = iter(changes.run_all(items))
     return [outcome or next(ran) for outcome in outcomes]
-
-
-def _run_alone(changes: Changes, item: Item) -> Outcome:
-    try:
-        return Outcome(changes.run(tuple(sorted(item.locks)), item.decide, item.write))
-    except Exception as error:
-        return Outcome(None, error)
 
 
 @contextmanager
@@ -114,7 +118,7 @@ def transaction(changes: Changes, fenced: FencedWrite) -> Iterator[Part]:
         yield Part(change, write)
 
 
-def _item(changes: Changes, fenced: FencedWrite, *, alone: bool) -> Item:
+def _item(changes: Changes, fenced: FencedWrite) -> Item:
     write = _write(fenced)
 
     def decide(change: Change) -> Any:
@@ -122,18 +126,7 @@ def _item(changes: Changes, fenced: FencedWrite, *, alone: bool) -> Item:
             return _run_taking(change, changes.database, fenced, write)
         return _refused(change, fenced, write) or _run(change, fenced, write)
 
-    def decide_apart(change: Change) -> Any:
-        """In a part of the transaction of its own, so that a failure leaves its neighbours."""
-        try:
-            with change.transaction.savepoint():
-                return decide(change)
-        except StorageError:
-            raise  # the database may have ended the whole transaction: the group decides
-        except Exception as error:
-            change.happened.clear()
-            return Failed(error)
-
-    return Item(_locks(fenced, write), decide if alone else decide_apart, _protected(fenced, write))
+    return Item._make((_locks(fenced, write), decide, _protected(fenced, write)))
 
 
 def _run(change: Change, fenced: FencedWrite, write: Write) -> Any:
@@ -146,6 +139,7 @@ def _run_taking(change: Change, database: Database, fenced: FencedWrite, write: 
     taken = leases.grant_in(change, database, ask)
     if isinstance(taken, Refused):
         return taken
+    change.shared.pop(LIVE, None)
     answer = _run(change, fenced, write._replace(scope=taken.scope, owner=taken.owner, token=taken.token))
     leases.release_in(change, taken.row)
     return answer
@@ -162,8 +156,13 @@ def _refused(change: Change, fenced: FencedWrite, write: Write) -> Refused | Non
             return Refused(refusal, write)
     if fence is None:
         return None
-    found = fencing.live(lease_rows.of_scope(change.transaction, fence.scope), fence, change.transaction.moment)
-    return Refused(found, write) if isinstance(found, StaleLeaseError) else None
+    live = change.shared.setdefault(LIVE, set())
+    if fence not in live:
+        found = fencing.live(lease_rows.of_scope(change.transaction, fence.scope), fence, change.transaction.moment)
+        if isinstance(found, StaleLeaseError):
+            return Refused(found, write)
+        live.add(fence)
+    return None
 
 
 def _was_granted(change: Change, fenced: FencedWrite) -> bool:
@@ -188,10 +187,12 @@ def _write(fenced: FencedWrite) -> Write:
     scope, owner, token = None, None, None
     if fenced.fence is not None:
         scope, owner, token = fencing.presented(*fenced.fence.fence)
-    return Write(component, action, scope, owner, token, workflow, None, fenced.detail)
+    return Write._make((component, action, scope, owner, token, workflow, None, fenced.detail))
 
 
 def _locks(fenced: FencedWrite, write: Write) -> tuple[str, ...]:
-    scope = tuple({f"scope:{name}" for name in (write.scope, fenced.scope) if name is not None})
+    scope = () if write.scope is None else (f"scope:{write.scope}",)
+    if fenced.scope is not None and fenced.scope != write.scope:
+        scope = (*scope, f"scope:{fenced.scope}")
     workflow = () if write.workflow is None else (f"workflow:{write.workflow}",)
     return (*scope, *workflow, *fenced.locks)

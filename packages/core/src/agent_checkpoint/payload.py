@@ -36,6 +36,12 @@ class _Bad(Exception):  # noqa: N818 -- never leaves this module
         self.path: list[str] = []
 
 
+class Encoded(dict[str, object]):
+    """An object with its stored text, so that it is encoded once."""
+
+    text = "{}"
+
+
 def encode(field: str, value: object, max_bytes: int = MAX_BYTES) -> str:
     """The stored text of a JSON value.
 

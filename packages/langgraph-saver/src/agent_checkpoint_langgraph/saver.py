@@ -273,7 +273,7 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
     ) -> RunnableConfig:
         """See ``put``. Saves that come at once share a commit; one that is cancelled before its turn is not made."""
         job = self._checkpoint_save(config, checkpoint, metadata, new_versions)
-        await asyncio.wrap_future(self._core.writer.submit(job))
+        await self._core.writer.submit(job)
         return job.config
 
     def put_writes(
@@ -291,7 +291,7 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
     ) -> None:
         """See ``put_writes`` and ``aput``."""
         job = self._writes_save(config, writes, task_id, task_path)
-        await asyncio.wrap_future(self._core.writer.submit(job))
+        await self._core.writer.submit(job)
 
     # Removing and copying: without a lease, a thread that ever had one is taken for the one transaction
 

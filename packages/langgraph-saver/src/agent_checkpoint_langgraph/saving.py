@@ -43,15 +43,15 @@ class ParentGone(Exception):  # noqa: N818 -- nobody is told: the save is done a
 # Below so many bytes a full copy is as good as a difference.
 SMALL = 256
 # Each so many values, one is the difference to the one so many before it: the way back to the full copy is short.
-STRIDE = 16
+STRIDE = 32
 
 
 class Planned:
     """A value to store: whole, or as the difference to one that is stored.
 
     Whole where the differences on the way back to a full copy would be more
-    than two thirds of it: what is read stays within twice the value, and the
-    full copies of a growing one add up to one and a half times its size.
+    than three quarters of the value: a growing one gets a full copy each time
+    that it has become four times as long.
     """
 
     __slots__ = ("_base", "_data", "_depth", "_value", "_weight")
@@ -69,7 +69,7 @@ class Planned:
         if difference is None:
             return
         weight = base.weight + len(difference) + deltas.ROW_COST
-        if 3 * weight < 2 * len(value[1]):
+        if 4 * weight < 3 * len(value[1]):
             self._base, self._depth, self._weight, self._data = base.number, depth, weight, difference
 
     def store(self, part: Part, history: int, channel: str) -> Stored:
@@ -190,8 +190,10 @@ class WritesSave:
 def history_of(part: Part, where: Address) -> int:
     """The number of a namespace of a thread, which begins with its first write."""
     key = (where.thread_id, where.namespace)
-    found = part.rows(tables.FIND_HISTORY, key) or part.rows(tables.ADD_HISTORY, key)
-    number: int = found[0][0]
+    number: int | None = part.shared.get(key)
+    if number is None:
+        found = part.rows(tables.FIND_HISTORY, key) or part.rows(tables.ADD_HISTORY, key)
+        number = part.shared[key] = int(found[0][0])
     return number
 
 

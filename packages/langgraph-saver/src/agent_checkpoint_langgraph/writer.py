@@ -6,10 +6,12 @@ for it to fill up.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from agent_checkpoint import Outcome
 from agent_checkpoint_langgraph.saving import ParentGone
@@ -38,6 +40,14 @@ class Job(Protocol):
         """It is about to be planned anew."""
 
 
+class Submitted(NamedTuple):
+    """A save that somebody awaits."""
+
+    job: Job
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[Any]
+
+
 class Writer:
     """Saves what it is given, in the order in which it was given it."""
 
@@ -45,7 +55,7 @@ class Writer:
         self._store = store
         self._prepare = prepare
         self._lock = Lock()
-        self._waiting: deque[tuple[Job, Future[Any]]] = deque()
+        self._waiting: deque[Submitted] = deque()
         self._busy = False
         self._thread: ThreadPoolExecutor | None = None
 
@@ -57,17 +67,18 @@ class Writer:
             raise outcome.error
         return outcome.answer
 
-    def submit(self, job: Job) -> Future[Any]:
+    def submit(self, job: Job) -> asyncio.Future[Any]:
         """Save it in the writer's thread. Cancelled before its turn, it is not saved."""
-        future: Future[Any] = Future()
+        loop = asyncio.get_running_loop()
+        submitted = Submitted(job, loop, loop.create_future())
         with self._lock:
-            self._waiting.append((job, future))
+            self._waiting.append(submitted)
             idle, self._busy = not self._busy, True
             if idle:
                 if self._thread is None:
                     self._thread = ThreadPoolExecutor(1, thread_name_prefix="agent-checkpoint-langgraph")
                 self._thread.submit(self._work)
-        return future
+        return submitted.done
 
     def close(self) -> None:
         """Let what was given come to its end."""
@@ -77,19 +88,21 @@ class Writer:
 
     def _work(self) -> None:
         while group := self._next_group():
-            jobs = [(job, future) for job, future in group if future.set_running_or_notify_cancel()]
+            wanted = [submitted for submitted in group if not submitted.done.cancelled()]
             try:
                 self._prepare()
-                outcomes: Sequence[Outcome] = self._run([job for job, _ in jobs])
+                outcomes: Sequence[Outcome] = self._run([submitted.job for submitted in wanted])
             except Exception as error:
-                outcomes = [Outcome(None, error)] * len(jobs)
-            for (_, future), outcome in zip(jobs, outcomes, strict=True):
-                if outcome.error is None:
-                    future.set_result(outcome.answer)
-                else:
-                    future.set_exception(outcome.error)
+                outcomes = [Outcome(None, error)] * len(wanted)
+            # One call wakes a loop for all that is its own.
+            told: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Outcome]]] = {}
+            for submitted, outcome in zip(wanted, outcomes, strict=True):
+                told.setdefault(submitted.loop, []).append((submitted.done, outcome))
+            for loop, done in told.items():
+                with suppress(RuntimeError):  # it is closed: nobody waits any more
+                    loop.call_soon_threadsafe(_tell, done)
 
-    def _next_group(self) -> list[tuple[Job, Future[Any]]]:
+    def _next_group(self) -> list[Submitted]:
         with self._lock:
             group = [self._waiting.popleft() for _ in range(min(GROUP, len(self._waiting)))]
             self._busy = bool(group)
@@ -115,3 +128,13 @@ class Writer:
             job.retries()
             (outcome,) = self._run([job], tries - 1)
         return outcome
+
+
+def _tell(done: Sequence[tuple[asyncio.Future[Any], Outcome]]) -> None:
+    for future, outcome in done:
+        if future.cancelled():
+            continue
+        if outcome.error is None:
+            future.set_result(outcome.answer)
+        else:
+            future.set_exception(outcome.error)

@@ -15,6 +15,7 @@ from agent_checkpoint.times import utc
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from agent_checkpoint.database import Reader, Row, Transaction
     from agent_checkpoint.records import Happened
@@ -55,15 +56,23 @@ LIMIT ?
 def record(transaction: Transaction, events: Sequence[Happened], telling: bool) -> list[Event]:
     """Append events; with ``telling`` they come back as they will be read."""
     at = transaction.moment.wall_ns
-    told = []
-    for kind, scope, owner, token, workflow, sequence, detail in events:
-        row = (at, kind, scope, owner, token, workflow, sequence, payload.dump(detail) if detail else "{}")
-        if telling:
-            (number,) = transaction.rows(RECORD_TELLING, row)[0]
-            told.append(_event((number, *row)))
-        else:
-            transaction.run(RECORD, row)
-    return told
+    rows = [
+        (at, kind, scope, owner, token, workflow, sequence, _text(detail))
+        for kind, scope, owner, token, workflow, sequence, detail in events
+    ]
+    if telling:
+        return [_event((transaction.rows(RECORD_TELLING, row)[0][0], *row)) for row in rows]
+    if len(rows) == 1:
+        transaction.run(RECORD, rows[0])
+    elif rows:
+        transaction.executemany(RECORD, rows)
+    return []
+
+
+def _text(detail: dict[str, Any]) -> str:
+    if not detail:
+        return "{}"
+    return detail.text if isinstance(detail, payload.Encoded) else payload.dump(detail)
 
 
 def read(reader: Reader, limit: int, after: str | None, filters: dict[str, str | None]) -> list[Event]:

@@ -35,9 +35,3 @@ class Refused(Record):
     write: Write | None = None
     rows: tuple[LeaseRow, ...] = ()
     events: tuple[Happened, ...] = ()
-
-
-class Failed(Record):
-    """Neither: the body of a write raised ``error``; nothing of it was written."""
-
-    error: Exception

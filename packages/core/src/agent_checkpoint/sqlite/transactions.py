@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from threading import get_ident
 from time import monotonic
 
@@ -16,7 +16,7 @@ from agent_checkpoint.sqlite.translate import is_busy, translate, translate_comm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from types import TracebackType
 
     from agent_checkpoint.database import Parameters, Row, Terms
@@ -168,18 +168,6 @@ class SqliteTransaction(Transaction):
     def script(self, text: str) -> None:
         for statement in schema.statements(text):
             self.run(statement)
-
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
-        self.run("SAVEPOINT part")
-        try:
-            yield
-        except BaseException:
-            if self._lent is not None and self._lent.in_transaction:
-                self.run("ROLLBACK TO part")
-                self.run("RELEASE part")
-            raise
-        self.run("RELEASE part")
 
     def _open(self) -> Connection:
         """The connection, while the transaction lasts: a statement after its end would be committed alone."""
