@@ -205,7 +205,7 @@ def test_what_somebodys_own_serializer_wrote_is_taken_apart_by_it(old: Path, pat
 
 
 def test_a_strict_serializer_takes_apart_what_it_would_not_load() -> None:
-    serde = StrictSerializer()
-    kind, data = serde.dumps_typed({"v": 4, "channel_versions": {"a": 1}, "channel_values": {"a": Owned("x")}})
+    checkpoint = {"v": 4, "channel_versions": {"a": 1}, "channel_values": {"a": Owned("x")}}
+    kind, data = JsonPlusSerializer().dumps_typed(checkpoint)
 
-    assert Cutter(serde).pieces(kind, data).values["a"][0] == "msgpack"
+    assert Cutter(StrictSerializer()).pieces(kind, data).values["a"][0] == "msgpack"

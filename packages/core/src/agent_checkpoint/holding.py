@@ -219,6 +219,8 @@ class Hold:
     ) -> None:
         self.changes = changes
         self.on_lost = on_lost
+        self.thread_bound = True
+        """Whether it is renewed only while the thread that entered the block lives; else until the block is left."""
         self.max_lifetime_ns = None if max_lifetime_seconds is None else _lifetime_ns(max_lifetime_seconds)
         self._heart = heart
         self._holders = holders
@@ -232,9 +234,10 @@ class Hold:
     def __enter__(self) -> HeldLease:
         waiter = self.waiter()
         owner = weakref.ref(threading.current_thread())
+        bound = self.thread_bound
         try:
             lease = waiting.wait(waiter, self.changes.database.clock.sleep)
-            return self.start(HeldLease(self, lease, waiter.asked_at, lambda: _is_alive(owner())))
+            return self.start(HeldLease(self, lease, waiter.asked_at, lambda: not bound or _is_alive(owner())))
         except BaseException:
             self.give_up(waiter)
             raise

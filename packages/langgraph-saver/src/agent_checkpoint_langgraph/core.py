@@ -12,16 +12,17 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakSet
 
-from agent_checkpoint import FencedWrite, InvalidInputError, StateStore
+from agent_checkpoint import FencedWrite, InvalidInputError, Part, StateStore
 from agent_checkpoint.aio import AsyncStateStore
-from agent_checkpoint_langgraph import mapping, ownership, tables
+from agent_checkpoint_langgraph import mapping, ownership, removing, tables
 from agent_checkpoint_langgraph.remembered import Remembered
 from agent_checkpoint_langgraph.writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from agent_checkpoint import Part
     from agent_checkpoint_langgraph.ownership import ThreadLease
@@ -34,6 +35,9 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 # Reads go on beside the one writer.
 READERS = 4
 
+
+# Rows that are removed in one transaction: little enough that no heartbeat waits long.
+BATCH = 200
 
 _cores: WeakSet[Core] = WeakSet()
 
@@ -79,7 +83,7 @@ class Core:
 
     def find_lease(self, config: RunnableConfig | None, thread_id: str) -> ThreadLease | None:
         """The lease of a thread: from the config, the context, or what was bound."""
-        return ownership.from_config(config, thread_id) or self.bound.get(thread_id)
+        return ownership.find(config, (self.store.database, thread_id)) or self.bound.get(thread_id)
 
     def guarded(self, config: RunnableConfig | None, thread_id: str, *, takes: bool = False) -> Guarded:
         """How to write to a thread in this context; ``takes``: without a lease, under one for this write alone."""
@@ -105,12 +109,36 @@ class Core:
 
     def change(self, thread_id: str, action: str, body: Callable[[Part], T]) -> T:
         """Remove or copy something of a thread, and give the space back."""
+        answer = self._change(thread_id, action, body)
+        self.store.shrink()
+        return answer
+
+    def prune(self, thread_id: str, keep_last: int, serde: SerializerProtocol) -> None:
+        """Remove the older checkpoints of a thread, in short transactions."""
+        self.prepare()
+        with self.store.read() as reader:
+            found = removing.prunable(reader, thread_id, keep_last, serde)
+        for history, doomed in found:
+            for some in _batches(doomed):
+                act = partial(removing.prune, history=history, doomed=some, keep_last=keep_last)
+                self._change(thread_id, "langgraph.prune-thread", act)
+            if doomed:
+                self._remove_unused(thread_id, history)
+        self.store.shrink()
+
+    def _remove_unused(self, thread_id: str, history: int) -> None:
+        with self.store.read() as reader:
+            unused = removing.unused(reader.rows, history)
+        for some in _batches(unused):
+            remove = partial(Part.executemany, sql=tables.REMOVE_VALUE, parameters=some)
+            self._change(thread_id, "langgraph.prune-thread", remove)
+
+    def _change(self, thread_id: str, action: str, body: Callable[[Part], T]) -> T:
         self.prepare()
         (outcome,) = self.store.write_all([self.guarded(None, thread_id, takes=True)(action, body)])
         self.remembered.forget(thread_id)
         if outcome.error is not None:
             raise outcome.error
-        self.store.shrink()
         answer: T = outcome.answer
         return answer
 
@@ -135,6 +163,10 @@ class Core:
             readers.shutdown()
         if store:
             self.store.close()
+
+
+def _batches(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (rows[start : start + BATCH] for start in range(0, len(rows), BATCH))
 
 
 def _begin_in_child() -> None:

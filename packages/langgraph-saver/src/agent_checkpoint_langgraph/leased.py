@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, ensure_config
+from langchain_core.runnables.config import merge_configs
 
 from agent_checkpoint import InvalidInputError
 from agent_checkpoint_langgraph.mapping import address
@@ -58,8 +59,9 @@ class LeasedGraph(Runnable[Any, Any]):
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> AsyncIterator[Any]:
         """See ``stream``."""
-        async with self._alease(config) as leased:
-            async for item in self.graph.astream(input, leased, **more):
+        # The run is over before its lease is: also where the caller leaves the iteration early.
+        async with self._alease(config) as leased, aclosing(self.graph.astream(input, leased, **more)) as items:
+            async for item in items:
                 yield item
 
     def update_state(self, config: RunnableConfig, values: Any, *arguments: Any, **more: Any) -> RunnableConfig:
@@ -86,9 +88,21 @@ class LeasedGraph(Runnable[Any, Any]):
             updated: RunnableConfig = await self.graph.abulk_update_state(leased, supersteps)
             return updated
 
+    def get_input_schema(self, config: RunnableConfig | None = None) -> Any:
+        """The graph's own."""
+        return self.graph.get_input_schema(config)
+
+    def get_output_schema(self, config: RunnableConfig | None = None) -> Any:
+        """The graph's own."""
+        return self.graph.get_output_schema(config)
+
+    def _thread(self, config: RunnableConfig | None) -> str:
+        """The thread that the graph would run: of the config, the run around it, or what was set by ``with_config``."""
+        return address(merge_configs(getattr(self.graph, "config", None), ensure_config(config))).thread_id
+
     @contextmanager
     def _lease(self, config: RunnableConfig | None) -> Iterator[RunnableConfig]:
-        thread_id = address(config or {}).thread_id
+        thread_id = self._thread(config)
         held = self._saver.find_lease(config, thread_id)
         if held is not None:
             yield held.config(config)
@@ -98,7 +112,7 @@ class LeasedGraph(Runnable[Any, Any]):
 
     @asynccontextmanager
     async def _alease(self, config: RunnableConfig | None) -> AsyncIterator[RunnableConfig]:
-        thread_id = address(config or {}).thread_id
+        thread_id = self._thread(config)
         held = self._saver.find_lease(config, thread_id)
         if held is not None:
             yield held.config(config)
@@ -115,7 +129,9 @@ class LeasedGraph(Runnable[Any, Any]):
         return str(self.graph.get_name(suffix, name=name))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["graph"], name)
+        if name == "graph":  # it is being copied, and has nothing yet
+            raise AttributeError(name)
+        return getattr(self.graph, name)
 
 
 def leased(

@@ -122,7 +122,7 @@ def thread_name(thread_id: Any) -> str:
             hint='name the thread: {"configurable": {"thread_id": "…"}}',
             field="thread_id",
         )
-    return _storable("thread_id", str(thread_id))
+    return storable("thread_id", str(thread_id))
 
 
 def scope_of(thread_id: Any) -> str:
@@ -144,8 +144,8 @@ def address(config: RunnableConfig) -> Address:
     checkpoint_id = configurable.get("checkpoint_id")
     return Address(
         thread_name(configurable.get("thread_id")),
-        _storable("checkpoint_ns", str(configurable.get("checkpoint_ns") or "")),
-        None if not checkpoint_id else _storable("checkpoint_id", str(checkpoint_id)),
+        storable("checkpoint_ns", str(configurable.get("checkpoint_ns") or "")),
+        None if not checkpoint_id else storable("checkpoint_id", str(checkpoint_id)),
     )
 
 
@@ -190,7 +190,7 @@ def saving(
     values = checkpoint.get("channel_values") or {}
     versions = dict(checkpoint.get("channel_versions") or {})
     changed = {
-        _storable("channel", channel): serialized(serde, channel, value)
+        storable("channel", channel): serialized(serde, channel, value)
         for channel, value in values.items()
         # What has no version belongs to this checkpoint alone.
         if channel in new_versions or channel not in versions
@@ -198,7 +198,7 @@ def saving(
     meta = without_secrets(dict(get_checkpoint_metadata(config, metadata)), is_secret)
     return Saving(
         address(config),
-        _storable("checkpoint id", str(checkpoint["id"])),
+        storable("checkpoint id", str(checkpoint["id"])),
         checkpoint.get("v") or 1,
         text_column(meta.get("source")),
         integer_column(meta.get("step")),
@@ -233,7 +233,7 @@ def task_writes(serde: SerializerProtocol, writes: Sequence[tuple[str, Any]]) ->
         InvalidInputError: a value cannot be serialised; it names the channel.
     """
     return [
-        TaskWrite(WRITES_IDX_MAP.get(channel, index), _storable("channel", channel), serialized(serde, channel, value))
+        TaskWrite(WRITES_IDX_MAP.get(channel, index), storable("channel", channel), serialized(serde, channel, value))
         for index, (channel, value) in enumerate(writes)
     ]
 
@@ -249,7 +249,8 @@ def serialized(serde: SerializerProtocol, channel: str, value: Any) -> Typed:
     except Exception as error:
         raise InvalidInputError(
             f"channel {channel!r} cannot be saved: {error}",
-            hint="keep in the state what msgpack can hold: text without half surrogate pairs, integers of 64 bits, …",
+            hint=getattr(error, "hint", "")
+            or "keep in the state what msgpack can hold: text without half surrogate pairs, integers of 64 bits, …",
             field=f"channel_values.{channel}",
             channel=channel,
         ) from error
@@ -328,7 +329,12 @@ def _text_of(show: Callable[[Any], str], value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-def _storable(field: str, text: str) -> str:
+def storable(field: str, text: str) -> str:
+    """Text that every database can store.
+
+    Raises:
+        InvalidInputError: it has NUL or half a surrogate pair.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -343,7 +349,7 @@ def text_column(value: Any) -> str | None:
     if type(value) is not str:
         return str(value) if type(value).__name__ == "UUID" else None
     try:
-        return _storable("", value)
+        return storable("", value)
     except InvalidInputError:
         return None
 

@@ -8,6 +8,7 @@ start of the run and of each node or task (the callback handler).
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from contextlib import suppress
@@ -21,7 +22,7 @@ from agent_checkpoint import FencedWrite, InvalidInputError, LeaseHeldError, Not
 from agent_checkpoint_langgraph import mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
     from uuid import UUID
 
@@ -38,7 +39,8 @@ STRATEGIES = ("reject", "enqueue", "interrupt")
 # What an interrupted run is told.
 INTERRUPTED = "interrupted by a new run of the thread"
 
-_leases: ContextVar[Mapping[str, ThreadLease]] = ContextVar("agent_checkpoint_langgraph_leases")
+# By the store and the thread.
+_leases: ContextVar[Mapping[tuple[str, str], ThreadLease]] = ContextVar("agent_checkpoint_langgraph_leases")
 
 
 class ThreadLease:
@@ -54,6 +56,11 @@ class ThreadLease:
         """The lease of the store: what ``store.hold`` gave, or a fence that came from elsewhere."""
         self.fence: Fence = held.fence
         self._store = store
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The store and the thread."""
+        return self._store.database, self.thread_id
 
     @property
     def scope(self) -> str:
@@ -98,8 +105,6 @@ class ThreadLease:
 
     async def acheck(self) -> None:
         """``check`` in a thread, for where the event loop must not wait."""
-        import asyncio
-
         await asyncio.get_running_loop().run_in_executor(None, self.check)
 
     def config(self, config: RunnableConfig | None = None) -> RunnableConfig:
@@ -167,6 +172,7 @@ class LeaseBlock:
         self,
         store: StateStore,
         awaited: AsyncStateStore,
+        prepare: Callable[[], None],
         thread_id: Any,
         *,
         owner: str | None,
@@ -183,6 +189,7 @@ class LeaseBlock:
             wait_seconds = float("inf")
         self._store = store
         self._awaited = awaited
+        self._prepare = prepare
         self._thread_id = mapping.thread_name(thread_id)
         self._scope = mapping.scope_of(thread_id)
         self._ask = {"owner": owner or default_owner(), "wait_seconds": wait_seconds, **options}
@@ -191,8 +198,10 @@ class LeaseBlock:
         self._hold: Any = None
 
     def __enter__(self) -> ThreadLease:
+        self._prepare()
         while True:
             hold = self._store.hold(self._scope, **self._ask)
+            hold.thread_bound = False  # a generator may be gone through by one thread after another
             try:
                 return self._entered(hold, hold.__enter__())
             except LeaseHeldError as held:
@@ -206,6 +215,7 @@ class LeaseBlock:
         self._left().__exit__(kind, error, trace)
 
     async def __aenter__(self) -> ThreadLease:
+        await asyncio.get_running_loop().run_in_executor(None, self._prepare)
         while True:
             hold = self._awaited.hold(self._scope, **self._ask)
             try:
@@ -224,14 +234,14 @@ class LeaseBlock:
         self._hold = hold
         lease = ThreadLease(self._store, self._thread_id, held)
         if self._in_context:
-            _leases.set({**_leases.get({}), self._thread_id: lease})
+            _leases.set({**_leases.get({}), lease.key: lease})
         return lease
 
     def _left(self) -> Any:
         if self._in_context:
             # Not by a reset: a block may be left in another context than it was entered in.
             held = dict(_leases.get({}))
-            held.pop(self._thread_id, None)
+            held.pop((self._store.database, self._thread_id), None)
             _leases.set(held)
         hold, self._hold = self._hold, None
         return hold
@@ -250,11 +260,20 @@ async def ainterrupt(store: AsyncStateStore, held: LeaseHeldError) -> None:
 
 
 def put_on_record(store: StateStore, scope: str, lease: ThreadLease | None) -> None:
-    """Have the store refuse an empty write, so that the audit log shows who was stopped."""
+    """Have the store refuse an empty write, so that the audit log shows who was stopped.
+
+    On an event loop it is done in a thread, for which nobody waits: somebody
+    may hold the write lock.
+    """
     write = FencedWrite(
         mapping.COMPONENT, "langgraph.check", None, lease, workflow=scope, scope=scope, required=lease is None
     )
-    store.write_all([write])
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        store.write_all([write])
+    else:
+        loop.run_in_executor(None, store.write_all, [write])
 
 
 def current_lease(config: RunnableConfig | None = None) -> ThreadLease | None:
@@ -275,12 +294,12 @@ def default_owner() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def from_config(config: RunnableConfig | None, thread_id: str) -> ThreadLease | None:
-    """The lease of a thread that a config carries, or the context."""
-    carried = _carried(config)
-    if carried is not None and carried.thread_id == thread_id:
-        return carried
-    return _leases.get({}).get(thread_id)
+def find(config: RunnableConfig | None, key: tuple[str, str]) -> ThreadLease | None:
+    """The lease of a thread of a store: carried by a config, by that of the node that calls, or by the context."""
+    for carried in (_carried(config), _carried(var_child_runnable_config.get())):
+        if carried is not None and carried.key == key:
+            return carried
+    return _leases.get({}).get(key)
 
 
 def _carried(config: RunnableConfig | None) -> ThreadLease | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from langgraph.checkpoint.base import get_checkpoint_id
 
 from agent_checkpoint_langgraph import mapping, tables
-from agent_checkpoint_langgraph.mapping import Address, thread_name
+from agent_checkpoint_langgraph.mapping import Address, storable, thread_name
 from agent_checkpoint_langgraph.pages import Header, Page
 from agent_checkpoint_langgraph.saving import STRIDE
 from agent_checkpoint_langgraph.values import Values
@@ -130,7 +130,7 @@ def find(store: StateStore, where: Address, remembered: Remembered | None = None
             return None
         known = None
         if remembered is not None:
-            known = remembered.still(where.thread_id, where.namespace, header.number, header.revision)
+            known = remembered.still(header.address, header.number, header.revision)
         return header, Page(reader, [header], known)
 
 
@@ -144,15 +144,16 @@ def search_for(
     if thread_id is not None:
         search.where(tables.BY_THREAD, thread_name(thread_id))
     if configurable.get("checkpoint_ns") is not None:
-        search.where(tables.BY_NAMESPACE, configurable["checkpoint_ns"])
+        search.where(tables.BY_NAMESPACE, storable("checkpoint_ns", configurable["checkpoint_ns"]))
     if configurable.get("checkpoint_id"):
-        search.where(tables.BY_ID, str(configurable["checkpoint_id"]))
-    if before and (before_id := get_checkpoint_id(before)):
+        search.where(tables.BY_ID, storable("checkpoint_id", str(configurable["checkpoint_id"])))
+    if before and (given := get_checkpoint_id(before)):
+        before_id = storable("before", str(given))
         before_thread = before["configurable"].get("thread_id", thread_id)
         with store.read() as reader:
-            number = place(reader, None if before_thread is None else thread_name(before_thread), str(before_id))
+            number = place(reader, None if before_thread is None else thread_name(before_thread), before_id)
         # By our own order; by its id where it is unknown.
-        search.where(*((tables.BEFORE_ID, str(before_id)) if number is None else (tables.BEFORE, number)))
+        search.where(*((tables.BEFORE_ID, before_id) if number is None else (tables.BEFORE, number)))
     search.matching(filter or {})
     return search
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # How many bytes of values are remembered at most, all threads together.
 MOST_BYTES = 64 * 1024 * 1024
+# And of how many namespaces; each costs some kilobytes beside its values.
+MOST_ENTRIES = 2_000
 
 
 class Stored(NamedTuple):
@@ -64,10 +66,9 @@ class Remembered:
             self._known.move_to_end(key)
             return known
 
-    def still(self, thread_id: str, namespace: str, number: int, revision: int) -> Known | None:
+    def still(self, where: Address, number: int, revision: int) -> Known | None:
         """The checkpoint of this row, if it is the one that was remembered last of its namespace."""
-        with self._lock:
-            known = self._known.get((thread_id, namespace))
+        known = self.parent_of(where)
         return known if known is not None and (known.number, known.revision) == (number, revision) else None
 
     def note(self, thread_id: str, namespace: str, known: Known) -> None:
@@ -76,7 +77,7 @@ class Remembered:
             self._drop((thread_id, namespace))
             self._known[(thread_id, namespace)] = known
             self._bytes += known.size
-            while self._bytes > self._most_bytes and self._known:
+            while self._known and (self._bytes > self._most_bytes or len(self._known) > MOST_ENTRIES):
                 self._drop(next(iter(self._known)))
 
     def forget(self, thread_id: str) -> None:

@@ -6,20 +6,19 @@ it; it goes with the last of those. Nothing is rewritten for that.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent_checkpoint import InvalidInputError
-from agent_checkpoint_langgraph import mapping, tables
+from agent_checkpoint_langgraph import tables
+from agent_checkpoint_langgraph.needed import needed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from agent_checkpoint import Part
-
-# Checkpoints that are removed in one transaction: little enough that no heartbeat waits long.
-BATCH = 200
+    from agent_checkpoint.database import Reader, Row
 
 
 def delete_thread(part: Part, thread_id: str) -> int:
@@ -36,14 +35,19 @@ def delete_thread(part: Part, thread_id: str) -> int:
     return removed
 
 
-def delete_run(part: Part, thread_id: str, run_id: str) -> int:
-    """Remove what a run saved in a thread; how many checkpoints that were."""
-    rows = [row for row in part.rows(tables.OF_RUN, (run_id,)) if row[0] == thread_id]
-    for history in {history for _, history, _, _ in rows}:
-        _remove(part, history, [(number, checkpoint_id) for _, of, number, checkpoint_id in rows if of == history])
-    if rows:
-        part.event("langgraph.run-deleted", {"run_id": run_id, "checkpoints": len(rows)})
-    return len(rows)
+def delete_run(part: Part, thread_id: str, run_id: str, serde: SerializerProtocol) -> int:
+    """Remove what a run saved in a thread, but for what others are computed from; how many checkpoints that were."""
+    removed = 0
+    for history, _ in part.rows(tables.HISTORIES, (thread_id,)):
+        rows = part.rows(tables.OF_HISTORY, (history,))
+        stays = needed(part.rows, history, rows, [row for row in rows if row[3] != run_id], serde)
+        doomed = [(row[0], row[1]) for row in rows if row[3] == run_id and row[0] not in stays]
+        remove(part, history, doomed)
+        remove_unused(part, history)
+        removed += len(doomed)
+    if removed:
+        part.event("langgraph.run-deleted", {"run_id": run_id, "checkpoints": removed})
+    return removed
 
 
 def checked_keep(strategy: str, keep_last: int | None) -> int | None:
@@ -62,23 +66,26 @@ def checked_keep(strategy: str, keep_last: int | None) -> int | None:
     return keep
 
 
-def prune_thread(part: Part, thread_id: str, keep_last: int, serde: SerializerProtocol) -> int:
-    """Remove the oldest checkpoints of a thread but the last ones of each namespace, a batch; how many those were.
+def prunable(
+    reader: Reader, thread_id: str, keep_last: int, serde: SerializerProtocol
+) -> list[tuple[int, list[tuple[int, str]]]]:
+    """For each namespace the checkpoints to remove, the oldest first: all but the last ones.
 
-    What those that stay are computed from, stays as well: the ancestors since
-    the last stored value of each channel that is saved as its changes.
+    What those that stay are computed from, stays as well. What is saved
+    meanwhile needs nothing of what is listed here.
     """
-    removed = 0
-    for history, _ in part.rows(tables.HISTORIES, (thread_id,)):
-        rows = part.rows(tables.OF_HISTORY, (history,))
-        needed = _needed(part, rows, keep_last, serde)
-        doomed = [(number, checkpoint_id) for number, checkpoint_id, *_ in reversed(rows) if number not in needed]
-        doomed = doomed[: BATCH - removed]
-        _remove(part, history, doomed)
-        removed += len(doomed)
-    if removed:
-        part.event("langgraph.thread-pruned", {"checkpoints": removed, "keep_last": keep_last})
-    return removed
+    found = []
+    for history, _ in reader.rows(tables.HISTORIES, (thread_id,)):
+        rows = reader.rows(tables.OF_HISTORY, (history,))
+        stays = needed(reader.rows, history, rows, rows[:keep_last], serde)
+        found.append((history, [(row[0], row[1]) for row in reversed(rows) if row[0] not in stays]))
+    return found
+
+
+def prune(part: Part, history: int, doomed: Sequence[tuple[int, str]], keep_last: int) -> None:
+    """Remove some checkpoints of a namespace; their values are looked after once all are gone."""
+    remove(part, history, doomed)
+    part.event("langgraph.thread-pruned", {"checkpoints": len(doomed), "keep_last": keep_last})
 
 
 def copy_thread(part: Part, source: str, target: str) -> int:
@@ -99,7 +106,8 @@ def _copy_history(part: Part, history: int, target: tuple[str, str]) -> int:
         for _, checkpoint_id in ids
         for (number,) in part.rows(tables.FIND_CHECKPOINT, (new_history, checkpoint_id))
     ]
-    _remove(part, new_history, replaced)  # first: what is copied has no checkpoint yet that needs it
+    remove(part, new_history, replaced)
+    remove_unused(part, new_history)  # first: what is copied has no checkpoint yet that needs it
     values: dict[int | None, int | None] = {None: None}
     for number, base in part.rows(tables.BASES, (history,)):
         ((values[number],),) = part.rows(tables.COPY_VALUE, (new_history, values[base], number))
@@ -113,41 +121,29 @@ def _copy_history(part: Part, history: int, target: tuple[str, str]) -> int:
     return len(ids)
 
 
-def _needed(part: Part, rows: Sequence[Sequence[Any]], keep_last: int, serde: SerializerProtocol) -> set[int]:
-    """The last checkpoints of a namespace, and the ancestors without which their state cannot be put together."""
-    by_id = {row[1]: row for row in rows}
-    needed = {row[0] for row in rows[:keep_last]}
-    for row in rows[:keep_last]:
-        metadata = mapping.metadata_value(serde, row[4], row[5])
-        channels = set(metadata.get("counters_since_delta_snapshot") or ())
-        walked, ancestor = {row[0]}, by_id.get(row[2])
-        while channels and ancestor is not None and ancestor[0] not in walked:
-            walked.add(ancestor[0])
-            channels -= {channel for _, channel in part.rows(*tables.among(tables.CHANNELS_OF, [ancestor[0]]))}
-            ancestor = by_id.get(ancestor[2])
-        needed |= walked
-    return needed
-
-
-def _remove(part: Part, history: int, checkpoints: Iterable[tuple[int, str]]) -> None:
-    """Remove some checkpoints of a namespace with their writes, and the values that nobody needs any more."""
-    gone = list(checkpoints)
-    if not gone:
-        return
+def remove(part: Part, history: int, gone: Sequence[tuple[int, str]]) -> None:
+    """Remove some checkpoints of a namespace with their writes. Their values stay: see ``remove_unused``."""
     part.executemany(tables.REMOVE_STATE, [(number,) for number, _ in gone])
     part.executemany(tables.REMOVE_CHECKPOINT, [(number,) for number, _ in gone])
     part.executemany(tables.REMOVE_WRITES_OF, [(history, checkpoint_id) for _, checkpoint_id in gone])
-    remove_unused(part, history)
 
 
-def remove_unused(part: Part, history: int) -> None:
-    """Remove the values of a namespace that no checkpoint has, and nothing is a difference to."""
-    needed: set[int | None] = {value for _, value in part.rows(tables.STATE_OF_HISTORY, (history,))}
-    unused = []
+def unused(rows: Callable[..., list[Row]], history: int) -> list[tuple[int]]:
+    """The values of a namespace that no checkpoint has, and nothing is a difference to.
+
+    They can never be used again: a checkpoint gets new values, and those of its parent.
+    """
+    needed: set[int | None] = {value for _, value in rows(tables.STATE_OF_HISTORY, (history,))}
+    found = []
     # From the newest on: a value comes before what it is a difference to.
-    for number, base in reversed(part.rows(tables.BASES, (history,))):
+    for number, base in reversed(rows(tables.BASES, (history,))):
         if number in needed:
             needed.add(base)
         else:
-            unused.append((number,))
-    part.executemany(tables.REMOVE_VALUE, unused)
+            found.append((number,))
+    return found
+
+
+def remove_unused(part: Part, history: int) -> None:
+    """Remove the values that nobody needs any more."""
+    part.executemany(tables.REMOVE_VALUE, unused(part.rows, history))

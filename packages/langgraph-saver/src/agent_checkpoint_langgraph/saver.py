@@ -132,10 +132,10 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
             InvalidInputError: a value breaks its rule.
         """
         core = self._core
-        core.prepare()
         return LeaseBlock(
             core.store,
             core.awaited,
+            core.prepare,
             thread_id,
             owner=owner,
             wait_seconds=wait_seconds,
@@ -158,6 +158,8 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
         if mapping.scope_of(name) != lease.fence.scope:
             raise InvalidInputError(f"lease: is of scope {lease.fence.scope!r}, not of thread {name!r}", field="lease")
         bound = lease if isinstance(lease, ThreadLease) else ThreadLease(self._core.store, name, lease)
+        if bound.key[0] != self._core.store.database:
+            raise InvalidInputError(f"lease: is of the store {bound.key[0]}", field="lease")
         self._core.bound[name] = bound
         return bound
 
@@ -309,10 +311,13 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
         await self._core.run(self.delete_thread, thread_id)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Remove what these runs saved, in every thread; each thread as by ``delete_thread``."""
+        """Remove what these runs saved, in every thread; each thread as by ``delete_thread``.
+
+        What the checkpoints of other runs are computed from stays, as in ``prune``.
+        """
         for run_id in map(str, run_ids):
             for name in self._core.threads_of_run(run_id):
-                delete = partial(removing.delete_run, thread_id=name, run_id=run_id)
+                delete = partial(removing.delete_run, thread_id=name, run_id=run_id, serde=self.serde)
                 self._core.change(name, "langgraph.delete-run", delete)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
@@ -349,10 +354,8 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
         for name in map(mapping.thread_name, thread_ids):
             if keep is None:
                 self.delete_thread(name)
-                continue
-            step = partial(removing.prune_thread, thread_id=name, keep_last=keep, serde=self.serde)
-            while self._core.change(name, "langgraph.prune-thread", step) == removing.BATCH:
-                pass
+            else:
+                self._core.prune(name, keep, self.serde)
 
     async def aprune(
         self, thread_ids: Sequence[Any], *, strategy: str = "keep_latest", keep_last: int | None = None

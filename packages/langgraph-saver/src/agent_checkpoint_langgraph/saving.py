@@ -128,7 +128,9 @@ class CheckpointSave:
         """The history to save in, which is the parent's; what is remembered of that one must still hold."""
         if parent is None:
             return history_of(part, self._saving.address)
-        found = part.rows(tables.HISTORY_OF, (parent.number, parent.revision))
+        where = self._saving.address
+        identity = (parent.number, parent.revision, parent.checkpoint_id, where.thread_id, where.namespace)
+        found = part.rows(tables.HISTORY_OF, identity)
         if not found:
             raise ParentGone
         history: int = found[0][0]

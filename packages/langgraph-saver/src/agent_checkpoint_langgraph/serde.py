@@ -38,11 +38,43 @@ class StrictSerializer(JsonPlusSerializer):
 
     def __init__(self, allowed: Any = None) -> None:
         super().__init__(allowed_msgpack_modules=allowed)
+        self._returning: set[type] = set()
+        """Types that were found to come back."""
 
     def dumps_typed(self, obj: Any) -> Typed:
-        """The value's kind and bytes."""
-        kind, data = ("msgpack", _encode(obj)) if _is_msgpack(obj) else super().dumps_typed(obj)
+        """The value's kind and bytes.
+
+        Raises:
+            InvalidInputError: it holds a type that is not on the allowlist, and would not come back.
+        """
+        outer, _now.serializer, _now.refusal = getattr(_now, "serializer", None), self, None
+        try:
+            kind, data = ("msgpack", _encode(obj)) if _is_msgpack(obj) else super().dumps_typed(obj)
+        except Exception:
+            if _now.refusal is not None:  # msgpack tells another story
+                raise _now.refusal from None
+            raise
+        finally:
+            _now.serializer = outer
         return kind, bytes(data)
+
+    def with_msgpack_allowlist(self, extra_allowlist: Any) -> StrictSerializer:
+        """A copy with more types on its list."""
+        clone = super().with_msgpack_allowlist(extra_allowlist)
+        assert isinstance(clone, StrictSerializer)
+        if clone is not self:
+            clone._returning = set()
+        return clone
+
+    def check_returns(self, kind: type, packed: ormsgpack.Ext) -> None:
+        """Raise ``InvalidInputError`` where a type would be refused when it is loaded; looked at once for each."""
+        if kind not in self._returning:
+            try:
+                self.loads_typed(("msgpack", ormsgpack.packb(packed)))
+            except InvalidInputError as refusal:
+                _now.refusal = refusal
+                raise
+            self._returning.add(kind)
 
     def loads_typed(self, data: Typed) -> Any:
         """The value back.
@@ -51,18 +83,18 @@ class StrictSerializer(JsonPlusSerializer):
             InvalidInputError: it holds a type that is not on the allowlist.
             StorageCorruptError: it is not what this serializer saves.
         """
-        outer = getattr(_loading, "blocked", None)
-        blocked = _loading.blocked = []
+        outer = getattr(_now, "blocked", None)
+        blocked = _now.blocked = []
         try:
             value = super().loads_typed(data)
         except Exception as error:
             raise StorageCorruptError(f"a saved value of kind {data[0]!r} cannot be loaded: {error}") from error
         finally:
-            _loading.blocked = outer
+            _now.blocked = outer
         if blocked:
             module, name = blocked[0]
             raise InvalidInputError(
-                f"the saved state holds {module}.{name}, a type that is not on the allowlist",
+                f"the state holds {module}.{name}, a type that is not on the allowlist of what may be loaded",
                 hint=f"if you trust the database: saver.with_allowlist([({module!r}, {name!r})]), "
                 "or set LANGGRAPH_STRICT_MSGPACK=true before LangGraph is imported, which derives the list "
                 "from the graph's schema; serde=JsonPlusSerializer(allowed_msgpack_modules=True) allows everything",
@@ -103,7 +135,7 @@ def _is_msgpack(obj: Any) -> bool:
 
 
 def _make_encoder() -> Callable[[Any], bytes]:
-    """LangGraph's encoder, told not to replace what it cannot encode.
+    """LangGraph's encoder, told not to replace what it cannot encode, nor to pack what cannot come back.
 
     The option is a constant of its module, which other savers in this process
     use: so a second, private instance of the module gets another one.
@@ -114,17 +146,31 @@ def _make_encoder() -> Callable[[Any], bytes]:
     private = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(private)
     private._option &= ~ormsgpack.OPT_REPLACE_SURROGATES  # type: ignore[attr-defined]
+    private._msgpack_default = _checking(private._msgpack_default)  # type: ignore[attr-defined]
     encode: Callable[[Any], bytes] = private._msgpack_enc
     return encode
 
 
+def _checking(default: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What packs a value that msgpack does not know, with a look at whether it would come back."""
+
+    def pack(value: Any) -> Any:
+        packed = default(value)
+        serializer = getattr(_now, "serializer", None)
+        if serializer is not None and isinstance(packed, ormsgpack.Ext):
+            serializer.check_returns(type(value), packed)
+        return packed
+
+    return pack
+
+
+_now = local()
+"""What this thread is doing: ``serializer``, which saves; ``refusal``, why it cannot; ``blocked``, what a load met."""
 _encode = _make_encoder()
-_loading = local()
-"""``blocked``: the types that were refused while this thread was loading."""
 
 
 def _on_event(event: SerdeEvent) -> None:
-    blocked = getattr(_loading, "blocked", None)
+    blocked = getattr(_now, "blocked", None)
     if blocked is not None and event["kind"] in ("msgpack_blocked", "msgpack_method_blocked"):
         blocked.append((event["module"], event["name"]))
 

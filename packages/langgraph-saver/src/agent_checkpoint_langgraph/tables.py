@@ -25,9 +25,10 @@ ORDER BY number
 
 # Saving a checkpoint
 
+# By all that it is known by: the file may be another one than yesterday's.
 HISTORY_OF = """
-SELECT history FROM langgraph_checkpoints
-WHERE number = ? AND revision = ?
+SELECT c.history FROM langgraph_checkpoints c JOIN langgraph_histories h ON h.number = c.history
+WHERE c.number = ? AND c.revision = ? AND c.checkpoint_id = ? AND h.thread_id = ? AND h.checkpoint_ns = ?
 """
 
 ADD_VALUE = """
@@ -170,6 +171,14 @@ CHANNELS_OF = """
 SELECT s.checkpoint, v.channel
 FROM langgraph_state s JOIN langgraph_values v ON v.number = s.value
 WHERE s.checkpoint IN ({places})
+"""
+
+CHANNELS_OF_HISTORY = """
+SELECT s.checkpoint, v.channel
+FROM langgraph_checkpoints c
+JOIN langgraph_state s ON s.checkpoint = c.number
+JOIN langgraph_values v ON v.number = s.value
+WHERE c.history = ?
 """
 
 THREADS = """

@@ -72,17 +72,18 @@ class Writer:
         loop = asyncio.get_running_loop()
         submitted = Submitted(job, loop, loop.create_future())
         with self._lock:
-            self._waiting.append(submitted)
-            idle, self._busy = not self._busy, True
-            if idle:
+            if not self._busy:
                 if self._thread is None:
                     self._thread = ThreadPoolExecutor(1, thread_name_prefix="agent-checkpoint-langgraph")
-                self._thread.submit(self._work)
+                self._thread.submit(self._work)  # may fail where there can be no more threads
+                self._busy = True
+            self._waiting.append(submitted)
         return submitted.done
 
     def close(self) -> None:
         """Let what was given come to its end."""
-        thread, self._thread = self._thread, None
+        with self._lock:
+            thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown()
 
@@ -92,8 +93,8 @@ class Writer:
             try:
                 self._prepare()
                 outcomes: Sequence[Outcome] = self._run([submitted.job for submitted in wanted])
-            except Exception as error:
-                outcomes = [Outcome(None, error)] * len(wanted)
+            except BaseException as error:  # whatever it is, it is theirs who wait
+                outcomes = [Outcome(None, error)] * len(wanted)  # type: ignore[arg-type]
             # One call wakes a loop for all that is its own.
             told: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Outcome]]] = {}
             for submitted, outcome in zip(wanted, outcomes, strict=True):
