@@ -26,6 +26,13 @@ def _langgraph(plan: Plan, plots: Path | None = None) -> Iterator[Row]:
     return langgraph.measure(plan, plots)
 
 
+def _prefect(plan: Plan) -> Iterator[Row]:
+    # The same: Prefect takes seconds.
+    from benchmarks import prefect
+
+    return prefect.measure(plan)
+
+
 BENCHMARKS: Benchmarks = {
     "lease": lease.measure,
     "writers": writers.measure,
@@ -36,6 +43,7 @@ BENCHMARKS: Benchmarks = {
     "growth": growth.measure,
     "import": imports.measure,
     "langgraph": _langgraph,
+    "prefect": _prefect,
 }
 MEMORY = Path("/dev/shm")
 

@@ -341,7 +341,10 @@ def _call(on_lost: Callable[[Any, str], object], held: Held, reason: str) -> Non
         except Exception:
             logging.getLogger("agent_checkpoint").exception("on_lost of %r failed", held)
 
+    thread = threading.Thread(target=call, name="agent-checkpoint-lost", daemon=True)
     try:
-        threading.Thread(target=call, name="agent-checkpoint-lost", daemon=True).start()
-    except RuntimeError:  # the interpreter is about to end
-        call()
+        thread.start()
+    except RuntimeError:
+        if thread.ident is not None:  # it runs: somebody's signal handler raised here
+            raise
+        call()  # the interpreter is about to end

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from agent_checkpoint_prefect.leases import FencedLease
 
-held: ContextVar[Mapping[str, FencedLease]] = ContextVar("agent_checkpoint_prefect_held")
+# By the store and the scope.
+held: ContextVar[Mapping[tuple[str, str], FencedLease]] = ContextVar("agent_checkpoint_prefect_held")
 
 
 def run_metadata() -> dict[str, Any]:
@@ -59,12 +60,12 @@ def current_lease() -> FencedLease | None:
 
 def enter(lease: FencedLease) -> None:
     """Hold a lease in this context from now on."""
-    held.set({**held.get({}), lease.scope: lease})
+    held.set({**held.get({}), lease.key: lease})
 
 
 def leave(lease: FencedLease) -> None:
     """Hold it no more."""
     leases = dict(held.get({}))
-    if leases.get(lease.scope) is lease:
-        del leases[lease.scope]
+    if leases.get(lease.key) is lease:
+        del leases[lease.key]
         held.set(leases)

@@ -40,7 +40,7 @@ class Ask(NamedTuple):
         Raises:
             LeaseReentrancyError: this run holds the name already.
         """
-        mine = context.held.get({}).get(self.scope)
+        mine = context.held.get({}).get((self.store.database, self.scope))
         if mine is not None and not mine.released:
             raise LeaseReentrancyError(
                 f"this run holds {self.name!r} already, with token {mine.token}, and would wait for itself",

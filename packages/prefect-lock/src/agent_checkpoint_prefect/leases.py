@@ -41,6 +41,11 @@ class FencedLease:
         return self
 
     @property
+    def key(self) -> tuple[str, str]:
+        """The store and the scope."""
+        return self._store.database, self.scope
+
+    @property
     def scope(self) -> str:
         """Its scope in the store."""
         return str(self._held.scope)
@@ -149,6 +154,7 @@ class FencedLease:
 
     def _raise(self, error: Exception | None) -> None:
         if isinstance(error, StaleLeaseError):
+            self._strike = None  # the holder hears of it right here
             self._held.declare_lost(error.reason)
             raise LeaseLostError(str(error), hint=error.hint, **error.facts) from error
         if error is not None:

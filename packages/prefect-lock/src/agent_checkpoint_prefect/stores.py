@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 from threading import Lock
+from typing import Literal
 
 from agent_checkpoint import StateStore
 from agent_checkpoint.aio import AsyncStateStore
 
-_stores: dict[str, StateStore] = {}
+_stores: dict[tuple[str, str], StateStore] = {}
 _awaited: dict[int, AsyncStateStore] = {}
 _lock = Lock()
 
 
-def store_at(place: str) -> StateStore:
+def store_at(place: str, synchronous: Literal["full", "normal"]) -> StateStore:
     """The store at a path or URL; created on first use."""
-    key = place if "://" in place else os.path.realpath(place)
+    key = (place if "://" in place else os.path.realpath(place), synchronous)
     with _lock:
         store = _stores.get(key)
         if store is None:
-            store = StateStore(place)
+            store = StateStore(place, synchronous=synchronous)
             store.initialize()
             _stores[key] = store
         return store

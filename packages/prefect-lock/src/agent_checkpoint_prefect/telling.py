@@ -87,7 +87,8 @@ def _send() -> None:
     while True:
         send = _waiting.get()
         try:
-            send()
+            if threading.main_thread().is_alive():  # at its end the interpreter starts no thread for Prefect any more
+                send()
         except Exception:
             logging.getLogger("agent_checkpoint_prefect").debug("an event could not be sent", exc_info=True)
         finally:

@@ -79,8 +79,10 @@ def ring(names: Iterable[str]) -> None:
 
 @lru_cache(maxsize=1)
 def _ringer() -> socket.socket:
+    import atexit
     import socket
 
     ringer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     ringer.setblocking(False)
+    atexit.register(ringer.close)
     return ringer
