@@ -122,8 +122,8 @@ class Core:
             for some in _batches(doomed):
                 act = partial(removing.prune, history=history, doomed=some, keep_last=keep_last)
                 self._change(thread_id, "langgraph.prune-thread", act)
-            if doomed:
-                self._remove_unused(thread_id, history)
+            # Also where nothing is to be removed: an earlier call may have been interrupted.
+            self._remove_unused(thread_id, history)
         self.store.shrink()
 
     def _remove_unused(self, thread_id: str, history: int) -> None:

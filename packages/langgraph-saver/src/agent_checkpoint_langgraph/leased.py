@@ -60,9 +60,13 @@ class LeasedGraph(Runnable[Any, Any]):
     async def astream(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> AsyncIterator[Any]:
         """See ``stream``."""
         # The run is over before its lease is: also where the caller leaves the iteration early.
-        async with self._alease(config) as leased, aclosing(self.graph.astream(input, leased, **more)) as items:
-            async for item in items:
-                yield item
+        async with self._alease(config) as leased:
+            try:
+                async with aclosing(self.graph.astream(input, leased, **more)) as items:
+                    async for item in items:
+                        yield item
+            finally:
+                await self._saver.settled()
 
     def update_state(self, config: RunnableConfig, values: Any, *arguments: Any, **more: Any) -> RunnableConfig:
         """The graph's ``update_state`` under a lease. See ``invoke``."""
@@ -91,6 +95,16 @@ class LeasedGraph(Runnable[Any, Any]):
     def get_input_schema(self, config: RunnableConfig | None = None) -> Any:
         """The graph's own."""
         return self.graph.get_input_schema(config)
+
+    def get_input_jsonschema(self, config: RunnableConfig | None = None, **more: Any) -> dict[str, Any]:
+        """The graph's own."""
+        schema: dict[str, Any] = self.graph.get_input_jsonschema(config, **more)
+        return schema
+
+    def get_output_jsonschema(self, config: RunnableConfig | None = None, **more: Any) -> dict[str, Any]:
+        """The graph's own."""
+        schema: dict[str, Any] = self.graph.get_output_jsonschema(config, **more)
+        return schema
 
     def get_output_schema(self, config: RunnableConfig | None = None) -> Any:
         """The graph's own."""

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
     Deny = Callable[[str], bool] | Iterable[str]
 
+# LangGraph saves for a task that was cancelled in a callback, which comes so many turns of the loop later at most.
+TURNS = 5
+
 Self = TypeVar("Self", bound="AgentCheckpointSaver")
 
 
@@ -294,6 +297,12 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
         """See ``put_writes`` and ``aput``."""
         job = self._writes_save(config, writes, task_id, task_path)
         await self._core.writer.submit(job)
+
+    async def settled(self) -> None:
+        """Until what this event loop is about to save, as for a task that was cancelled, is saved."""
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        await self._core.writer.settled()
 
     # Removing and copying: without a lease, a thread that ever had one is taken for the one transaction
 

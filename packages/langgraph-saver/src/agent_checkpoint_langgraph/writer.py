@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Saves in one commit at most.
 GROUP = 64
+# How often somebody looks who waits for the writer to have nothing to do.
+LOOK_SECONDS = 0.001
 # What a save builds on was gone so many times in a row: another program is deleting all the time.
 TRIES = 5
 
@@ -79,6 +81,11 @@ class Writer:
                 self._busy = True
             self._waiting.append(submitted)
         return submitted.done
+
+    async def settled(self) -> None:
+        """Until everything that was submitted so far is saved."""
+        while self._busy:
+            await asyncio.sleep(LOOK_SECONDS)
 
     def close(self) -> None:
         """Let what was given come to its end."""

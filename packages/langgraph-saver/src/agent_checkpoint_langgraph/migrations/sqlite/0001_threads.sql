@@ -1,14 +1,17 @@
+-- No number in these tables is ever used again: what was found out about a row
+-- without the lock holds for that row only.
+
 -- A history is the checkpoints of one namespace of a thread: the graph's own (''), or a subgraph's.
 CREATE TABLE langgraph_histories (
-    number INTEGER PRIMARY KEY,
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
     thread_id TEXT NOT NULL,
     checkpoint_ns TEXT NOT NULL,
     UNIQUE (thread_id, checkpoint_ns)
 );
 
--- A checkpoint without its state. Its number is its place in the order, and is
--- never used again; saved once more under its id it keeps its place, in another
--- revision. By both a writer knows that what it remembers of it still holds.
+-- A checkpoint without its state. Its number is its place in the order; saved
+-- once more under its id it keeps its place, in another revision. By both a
+-- writer knows that what it remembers of it still holds.
 CREATE TABLE langgraph_checkpoints (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     history INTEGER NOT NULL,
@@ -36,7 +39,7 @@ CREATE INDEX langgraph_checkpoints_of_runs ON langgraph_checkpoints (run_id) WHE
 -- that they go back to, depth how many values were based on that one after another.
 -- A value that no checkpoint has any more stays while it is the base of another one.
 CREATE TABLE langgraph_values (
-    number INTEGER PRIMARY KEY,
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
     history INTEGER NOT NULL,
     channel TEXT NOT NULL,
     base INTEGER,
