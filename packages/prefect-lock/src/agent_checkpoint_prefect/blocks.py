@@ -357,6 +357,8 @@ with lock.lease("orders") as lease:
         metadata: Mapping[str, Any] | None,
     ) -> holding.Ask:
         wait = self.timeout_seconds if timeout_seconds is OWN else timeout_seconds
+        if wait is not None and not wait >= 0:
+            raise InvalidInputError("timeout_seconds: must be 0 seconds or more, or None", field="timeout_seconds")
         return holding.Ask(
             self.store.open(),
             name,

@@ -13,10 +13,11 @@ The block that holds the lease turns each of these into ``LeaseLostError``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import os
 import signal
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint_prefect.errors import LeaseLostError
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     Handler = Callable[[int, Any], Any] | int | None
 
 
+# Where an interruption waits for the end of the block: the code that begins and ends it.
+_HERE = os.path.dirname(__file__)
+_OURS = frozenset([contextlib.__file__, *(os.path.join(_HERE, name) for name in os.listdir(_HERE))])
+
+
 class TaskInterrupter:
     """Cancels an asyncio task."""
 
@@ -34,11 +40,12 @@ class TaskInterrupter:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._over = False
+        self._others = False
         self.struck = False
 
     def strike(self) -> None:
         """Interrupt it; from any thread."""
-        with suppress(RuntimeError):  # the loop is closed: there is nobody to interrupt
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is nobody to interrupt
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -48,13 +55,13 @@ class TaskInterrupter:
 
     def over(self) -> None:
         """Interrupt it no more; called by the task itself."""
+        if not self._over and self.struck and self._task is not None and hasattr(self._task, "uncancel"):
+            self._others = self._task.uncancel() > 0
         self._over = True
-        if self.struck and self._task is not None and hasattr(self._task, "uncancel"):
-            self._task.uncancel()
 
     def caused(self, error: BaseException | None) -> bool:
         """Whether an exception is this interruption."""
-        return self.struck and isinstance(error, asyncio.CancelledError)
+        return self.struck and not self._others and isinstance(error, asyncio.CancelledError)
 
 
 class ThreadInterrupter:
@@ -83,6 +90,8 @@ class ThreadInterrupter:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self.struck and not self._over:
+            if frame is not None and frame.f_code.co_filename in _OURS:
+                return  # the block is at its beginning or end, which see to it themselves
             raise LeaseLostError
         if callable(self._before):
             self._before(number, frame)
@@ -93,12 +102,22 @@ class ThreadInterrupter:
             self._over = True
             if self.struck and not self._is_main:
                 _raise_in(self._thread.ident or 0, None)  # what has not been raised yet is taken back
-        if self._is_main:
+        if self._is_main and threading.current_thread() is self._thread:
             signal.signal(signal.SIGURG, self._before if self._before is not None else signal.SIG_DFL)
 
     def caused(self, error: BaseException | None) -> bool:
         """Whether an exception is this interruption."""
         return self.struck and isinstance(error, LeaseLostError)
+
+
+def interrupter() -> TaskInterrupter | ThreadInterrupter:
+    """What can interrupt the calling code: its task, where an event loop runs in this thread, else the thread."""
+    try:
+        if asyncio.current_task() is not None:
+            return TaskInterrupter()
+    except RuntimeError:
+        pass
+    return ThreadInterrupter()
 
 
 def _raise_in(ident: int, error: type[BaseException] | None) -> None:

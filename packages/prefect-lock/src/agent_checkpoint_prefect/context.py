@@ -54,8 +54,8 @@ def in_a_run() -> bool:
 
 def current_lease() -> FencedLease | None:
     """The lease that the calling code holds, as in a flow or task: the one that was taken last; None without one."""
-    leases = held.get({})
-    return next(reversed([*leases.values()]), None)
+    leases = [lease for lease in held.get({}).values() if not lease.released]
+    return leases[-1] if leases else None
 
 
 def enter(lease: FencedLease) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import string
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from agent_checkpoint_prefect.blocks import FencedLock
 
@@ -20,7 +22,7 @@ def fenced(lock: FencedLock, template: str, options: dict[str, Any]) -> Callable
     """The decorator of a lock."""
 
     def decorate(function: Function) -> Function:
-        if not inspect.isfunction(function) or inspect.isgeneratorfunction(function):
+        if not inspect.isfunction(function) or _generates(function):
             raise InvalidInputError(
                 f"fenced: is for functions, not for {type(function).__name__}",
                 hint="put it below @flow or @task, right above the function",
@@ -53,17 +55,29 @@ def fenced(lock: FencedLock, template: str, options: dict[str, Any]) -> Callable
     return decorate
 
 
+def _generates(function: Function) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
 def _check(template: str, signature: inspect.Signature) -> None:
     """Refuse a template that names what the function does not take, when it is defined and not when it runs."""
-    import string
-
-    for _, field, _, _ in string.Formatter().parse(template):
-        if field is None:
-            continue
-        argument = field.partition(".")[0].partition("[")[0]
+    for field in _fields(template):
+        argument = re.split(r"[.\[]", field, maxsplit=1)[0]
         if argument not in signature.parameters:
             raise InvalidInputError(
                 f"fenced: {template!r} names {argument!r}, which the function does not take",
                 hint=f"it takes {', '.join(signature.parameters) or 'nothing'}",
                 field="template",
             )
+
+
+def _fields(template: str) -> Iterator[str]:
+    """The fields of a template, and those inside of their format."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise InvalidInputError(f"fenced: {template!r} is no template: {error}", field="template") from error
+    for _, field, spec, _ in parts:
+        if field is not None:
+            yield field
+            yield from _fields(spec or "")

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_checkpoint import LeaseHeldError, StateStore
 from agent_checkpoint_prefect import context
-from agent_checkpoint_prefect.cancel import TaskInterrupter, ThreadInterrupter
-from agent_checkpoint_prefect.errors import LeaseLostError, LeaseReentrancyError
+from agent_checkpoint_prefect.cancel import interrupter
+from agent_checkpoint_prefect.errors import LeaseReentrancyError
 from agent_checkpoint_prefect.leases import FencedLease
 from agent_checkpoint_prefect.stores import awaited
 from agent_checkpoint_prefect.telling import logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
+
+    from agent_checkpoint_prefect.cancel import TaskInterrupter, ThreadInterrupter
+    from agent_checkpoint_prefect.errors import LeaseLostError
 
 # From so many seconds of waiting on, the log says who is waited for.
 PATIENCE = 5.0
@@ -41,7 +44,7 @@ class Ask(NamedTuple):
             LeaseReentrancyError: this run holds the name already.
         """
         mine = context.held.get({}).get((self.store.database, self.scope))
-        if mine is not None and not mine.released:
+        if mine is not None and not (mine.released or mine.lost):
             raise LeaseReentrancyError(
                 f"this run holds {self.name!r} already, with token {mine.token}, and would wait for itself",
                 hint="use the lease that is held: current_lease()",
@@ -90,58 +93,60 @@ async def aacquire(ask: Ask) -> FencedLease:
 def block(ask: Ask, on_lost: str) -> Iterator[FencedLease]:
     """Hold the lease for the length of a ``with`` block."""
     lease = acquire(ask)
-    interrupter = ThreadInterrupter() if on_lost == "cancel" else None
+    struck = interrupter() if on_lost == "cancel" else None
+    error: BaseException | None = None
     try:
-        if interrupter is not None:
-            lease.when_lost(interrupter.strike)
-        yield lease
-    except BaseException as error:
-        _over(interrupter)
-        lease.release()
-        if interrupter is not None and interrupter.caused(error):
-            raise lease.lost_error() from None
-        raise
-    else:
-        _over(interrupter)
-        lost = lease.lost
-        lease.release()
-        _tell_loss(lease, lost, on_lost)
+        try:
+            if struck is not None:
+                lease.when_lost(struck.strike)
+            yield lease
+        finally:
+            _over(struck)
+    except BaseException as raised:
+        error = raised
+    _over(struck)  # again: the interruption may have come in the midst of it
+    _end(lease, lease.finish(), error, struck, on_lost)
 
 
 @asynccontextmanager
 async def ablock(ask: Ask, on_lost: str) -> AsyncIterator[FencedLease]:
     """See ``block``."""
     lease = await aacquire(ask)
-    interrupter = TaskInterrupter() if on_lost == "cancel" else None
+    struck = interrupter() if on_lost == "cancel" else None
+    error: BaseException | None = None
     try:
-        if interrupter is not None:
-            lease.when_lost(interrupter.strike)
-        yield lease
-    except BaseException as error:
-        _over(interrupter)
-        await lease.arelease()
-        if interrupter is not None and interrupter.caused(error):
-            raise lease.lost_error() from None
-        raise
-    else:
-        _over(interrupter)
-        lost = lease.lost
-        await lease.arelease()
-        _tell_loss(lease, lost, on_lost)
+        try:
+            if struck is not None:
+                lease.when_lost(struck.strike)
+            yield lease
+        finally:
+            _over(struck)
+    except BaseException as raised:
+        error = raised
+    _end(lease, await lease.afinish(), error, struck, on_lost)
 
 
-def _over(interrupter: ThreadInterrupter | TaskInterrupter | None) -> None:
-    """End the interrupting; an interruption that comes just now is heard as the others are."""
-    if interrupter is not None:
-        with suppress(LeaseLostError):
-            interrupter.over()
+def _over(struck: TaskInterrupter | ThreadInterrupter | None) -> None:
+    if struck is not None:
+        struck.over()
 
 
-def _tell_loss(lease: FencedLease, lost: bool, on_lost: str) -> None:
-    if lost and on_lost == "warn":
-        logger().warning("%s", lease.lost_error())
-    elif lost:
-        raise lease.lost_error()
+def _end(
+    lease: FencedLease,
+    lost: LeaseLostError | None,
+    error: BaseException | None,
+    struck: TaskInterrupter | ThreadInterrupter | None,
+    on_lost: str,
+) -> None:
+    """Raise what the block raised, or that it lost its lease."""
+    if error is not None:
+        if struck is not None and struck.caused(error):
+            raise lost or lease.lost_error() from None
+        raise error
+    if lost is not None and on_lost == "warn":
+        logger().warning("%s", lost)
+    elif lost is not None:
+        raise lost
 
 
 def _granted(lease: FencedLease, hold: Any) -> FencedLease:

@@ -103,23 +103,41 @@ class FencedLease:
 
     def release(self) -> None:
         """Give it back; idempotent, and silent where it was lost before."""
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            try:
-                hold.__exit__(LeaseLostError, None, None)  # as after an exception: what goes wrong here is not raised
-            finally:
-                context.leave(self)
-                tell("released", self)
+        self.finish()
 
     async def arelease(self) -> None:
         """See ``release``."""
+        await self.afinish()
+
+    def finish(self) -> LeaseLostError | None:
+        """Give it back; why it was lost, where the store or we know that it was."""
         hold, self._hold = self._hold, None
-        if hold is not None:
-            try:
-                await hold.__aexit__(LeaseLostError, None, None)
-            finally:
-                context.leave(self)
-                tell("released", self)
+        if hold is None:
+            return None
+        try:
+            hold.__exit__(None, None, None)
+        except StaleLeaseError as stale:
+            return self.lost_error(stale.reason)
+        finally:
+            self._over()
+        return None
+
+    async def afinish(self) -> LeaseLostError | None:
+        """See ``finish``."""
+        hold, self._hold = self._hold, None
+        if hold is None:
+            return None
+        try:
+            await hold.__aexit__(None, None, None)
+        except StaleLeaseError as stale:
+            return self.lost_error(stale.reason)
+        finally:
+            self._over()
+        return None
+
+    def _over(self) -> None:
+        context.leave(self)
+        tell("released", self)
 
     def when_lost(self, strike: Callable[[], object]) -> None:
         """Call this when it is lost; at once, where it is lost already."""
@@ -133,9 +151,9 @@ class FencedLease:
         if self._strike is not None:
             self._strike()
 
-    def lost_error(self) -> LeaseLostError:
-        """The error that says how it was lost."""
-        reason = self._held.lost_reason or "released"
+    def lost_error(self, found: str = "released") -> LeaseLostError:
+        """The error that says how it was lost; ``found``: how the store told it."""
+        reason = self._held.lost_reason or found
         return LeaseLostError(
             f"the lease of {self.name!r} with token {self.token} was lost ({reason}) while the code under it ran; "
             f"the longest gap between its heartbeats was {self._held.heartbeat_gap:.1f} s",

@@ -31,7 +31,7 @@ def prefixes(namespace: str) -> tuple[str, str]:
 
 def _scope(prefix: str, name: str) -> str:
     scope = prefix + name
-    if not name or CONTROL.search(name) or len(scope.encode()) > MAX_SCOPE_BYTES:
+    if not name or name.startswith("sha256:") or CONTROL.search(name) or len(scope.encode()) > MAX_SCOPE_BYTES:
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
         scope = f"{prefix}sha256:{digest}"
     return scope

@@ -16,6 +16,7 @@ from agent_checkpoint import (
     AgentCheckpointError,
     FencedWrite,
     LeaseHeldError,
+    ReentrancyError,
     StateStore,
     WaitTimeoutError,
 )
@@ -65,18 +66,22 @@ class RecordLocks(NamedTuple):
         place = self._place(key, holder)
         if self._has(place):
             return True
-        try:
-            if hold_timeout is None:
-                hold = self.store.hold(place[1], holder, **self._terms(acquire_timeout))
-                _records[place] = Record(hold, hold.__enter__())
-            else:
-                terms = {**self._terms(acquire_timeout), "ttl_seconds": hold_timeout}
-                _records[place] = Record(None, self.store.acquire(place[1], holder, **terms))
-        except LeaseHeldError:
-            if acquire_timeout is None:
-                raise
-            return False
-        return True
+        for wait in self._waits(acquire_timeout):
+            try:
+                if hold_timeout is None:
+                    hold = self.store.hold(place[1], holder, **self._terms(self.ttl_seconds, wait))
+                    _records[place] = Record(hold, hold.__enter__())
+                else:
+                    lease = self.store.acquire(place[1], holder, **self._terms(hold_timeout, wait))
+                    _records[place] = Record(None, lease)
+                return True
+            except (LeaseHeldError, ReentrancyError) as error:
+                if getattr(error, "owner", None) == holder:
+                    return True  # in another process: a copy of the transaction
+                refusal = error
+        if acquire_timeout is None:
+            raise refusal
+        return False
 
     async def aacquire(self, key: str, holder: str, acquire_timeout: float | None, hold_timeout: float | None) -> bool:
         """See ``acquire``."""
@@ -84,21 +89,25 @@ class RecordLocks(NamedTuple):
         if self._has(place):
             return True
         store = awaited(self.store)
-        try:
-            if hold_timeout is None:
-                hold = store.hold(place[1], holder, **self._terms(acquire_timeout))
-                _records[place] = Record(hold, await hold.__aenter__())
-            else:
-                terms = {**self._terms(acquire_timeout), "ttl_seconds": hold_timeout}
-                _records[place] = Record(None, await store.acquire(place[1], holder, **terms))
-        except LeaseHeldError:
-            if acquire_timeout is None:
-                raise
-            return False
-        return True
+        for wait in self._waits(acquire_timeout):
+            try:
+                if hold_timeout is None:
+                    hold = store.hold(place[1], holder, **self._terms(self.ttl_seconds, wait))
+                    _records[place] = Record(hold, await hold.__aenter__())
+                else:
+                    lease = await store.acquire(place[1], holder, **self._terms(hold_timeout, wait))
+                    _records[place] = Record(None, lease)
+                return True
+            except (LeaseHeldError, ReentrancyError) as error:
+                if getattr(error, "owner", None) == holder:
+                    return True
+                refusal = error
+        if acquire_timeout is None:
+            raise refusal
+        return False
 
     def release(self, key: str, holder: str) -> None:
-        """Give the lock of a record back. Never raises: what was lost is over already."""
+        """Give the lock of a record back, if this process took it. Never raises: what was lost is over already."""
         place = self._place(key, holder)
         record = _records.pop(place, None)
         with suppress(AgentCheckpointError):
@@ -108,8 +117,6 @@ class RecordLocks(NamedTuple):
                 hold.__exit__(AgentCheckpointError, None, None)
             elif record is not None:
                 self.store.release(*record.fence)
-            elif (lease := self._lease(place)) is not None:
-                self.store.release(*lease.fence)
 
     def is_locked(self, key: str) -> bool:
         """Whether a lease of the record is live, or one that this process had was lost and not given back yet.
@@ -117,10 +124,11 @@ class RecordLocks(NamedTuple):
         The second so that Prefect asks who holds it, and refuses the result of
         the holder that lost it: it would write it where nobody holds the lock.
         """
-        _, scope, _ = self._place(key, "")
-        if self.store.get_lease(scope) is not None:
+        place = self._place(key, "")
+        lease = self.store.get_lease(place[1])
+        if lease is not None and lease.owner_alive is not False:
             return True
-        return any(place[:2] == (self.store.database, scope) for place in list(_records))
+        return any(at[:2] == place[:2] and record.hold is not None for at, record in list(_records.items()))
 
     def is_holder(self, key: str, holder: str) -> bool:
         """Whether the holder's lease is live; plugins may veto, for Prefect asks before it writes a result."""
@@ -156,25 +164,28 @@ class RecordLocks(NamedTuple):
     def _place(self, key: str, holder: str) -> Place:
         return self.store.database, names.scope_of_record(self.namespace, str(key)), holder
 
-    def _terms(self, acquire_timeout: float | None) -> dict[str, Any]:
+    def _waits(self, acquire_timeout: float | None) -> tuple[float, ...]:
+        """How long to wait at each try: at first not at all, since the holder may be oneself."""
         wait = self.timeout_seconds if acquire_timeout is None else acquire_timeout
-        return {
-            "ttl_seconds": self.ttl_seconds,
-            "wait_seconds": math.inf if wait is None else wait,
-            "metadata": context.run_metadata(),
-        }
+        if wait is None:
+            return (0, math.inf)
+        return (0, wait) if wait else (0,)
+
+    def _terms(self, ttl_seconds: float, wait_seconds: float) -> dict[str, Any]:
+        return {"ttl_seconds": ttl_seconds, "wait_seconds": wait_seconds, "metadata": context.run_metadata()}
 
     def _has(self, place: Place) -> bool:
-        """Whether the holder has it already, here or, as a copy of a transaction might, in another process."""
+        """Whether the holder has it already, here."""
         record = _records.get(place)
-        if record is not None and record.hold is not None and not record.held.lost.is_set():
-            return True
-        return self._lease(place) is not None if record is not None else False
+        if record is None:
+            return False
+        return self._lease(place) is not None if record.hold is None else not record.held.lost.is_set()
 
     def _lease(self, place: Place) -> Lease | None:
         """The live lease of a scope, if it is the holder's."""
         lease = self.store.get_lease(place[1])
-        return lease if lease is not None and lease.owner == place[2] else None
+        mine = lease is not None and lease.owner == place[2] and lease.owner_alive is not False
+        return lease if mine else None
 
 
 def _begin_in_child() -> None:
