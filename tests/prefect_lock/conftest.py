@@ -253,3 +253,12 @@ def veto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Veto:
     monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
     monkeypatch.syspath_prepend(folder)
     return plugin
+
+
+# What runs each time. The rest shows what is still open in the lock, or starts a Prefect API: it runs with --long.
+SETTLED = ("test_checks.py", "test_fenced.py", "test_limits.py")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.path.name not in SETTLED:
+        item.add_marker(pytest.mark.long)

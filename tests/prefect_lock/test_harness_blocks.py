@@ -13,6 +13,8 @@ from agent_checkpoint_prefect import FencedLock, LeaseStore
 
 from .harness import in_async_code
 
+pytestmark = pytest.mark.long  # they start a Prefect API, which takes its time
+
 DSN = "postgresql://agents:s3cret@127.0.0.1/agents"
 
 

@@ -16,6 +16,8 @@ from agent_checkpoint_prefect import FencedLock, LeaseLostError
 from .conftest import in_thread, take_away
 from .harness import WATCHDOG_SECONDS, ended, in_async_code, lease_events, until, worker
 
+pytestmark = pytest.mark.long  # they start a Prefect API, which takes its time
+
 
 class Crash(BaseException):
     """What Prefect takes for a crash: nothing that a flow would catch."""

@@ -14,6 +14,8 @@ from agent_checkpoint import StateStore
 
 from .harness import WATCHDOG_SECONDS
 
+pytestmark = pytest.mark.long  # they start a Prefect API, which takes its time
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/prefect_publish_once.py"
 GUIDE = ROOT / "docs/prefect.md"

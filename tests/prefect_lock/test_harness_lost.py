@@ -14,6 +14,8 @@ from agent_checkpoint_prefect import FencedLock, LeaseLostError, current_fencing
 
 from .harness import WATCHDOG_SECONDS, in_async_code
 
+pytestmark = pytest.mark.long  # they start a Prefect API, which takes its time
+
 # So short that the background heartbeat, a third of it, finds out within a moment.
 SHORT_TTL_SECONDS = 0.6
 

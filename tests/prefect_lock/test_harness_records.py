@@ -22,6 +22,8 @@ from agent_checkpoint_prefect.transactions import transaction_fence
 from .conftest import Locks, elsewhere
 from .harness import WATCHDOG_SECONDS, ended, finished, in_async_code, kinds, until, worker
 
+pytestmark = pytest.mark.long  # they start a Prefect API, which takes its time
+
 Once = Callable[..., Any]
 
 

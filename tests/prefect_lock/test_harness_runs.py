@@ -26,6 +26,8 @@ from agent_checkpoint_prefect import (
 from .conftest import elsewhere
 from .harness import WATCHDOG_SECONDS, in_async_code, until
 
+pytestmark = pytest.mark.long  # they start a Prefect API, which takes its time
+
 # What goes on record
 
 

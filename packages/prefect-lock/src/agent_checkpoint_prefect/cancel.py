@@ -18,6 +18,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint_prefect.errors import LeaseLostError
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 # Where an interruption waits for the end of the block: the code that begins and ends it.
 _HERE = os.path.dirname(__file__)
 _OURS = frozenset([contextlib.__file__, *(os.path.join(_HERE, name) for name in os.listdir(_HERE))])
+
+
+# How long the two sides of an interruption wait for one another.
+LOCK_SECONDS = 1.0
+# A signal that came at the beginning of the block is sent again after so long.
+AGAIN_SECONDS = 0.02
 
 
 class TaskInterrupter:
@@ -69,8 +76,9 @@ class ThreadInterrupter:
 
     def __init__(self) -> None:
         self._thread = threading.current_thread()
-        self._lock = threading.Lock()
-        self._over = False
+        # An interruption may come just where it was taken, and leave it taken by its own thread.
+        self._lock = threading.RLock()
+        self._over = self._raised = False
         self.struck = False
         self._before: Handler = None
         self._is_main = self._thread is threading.main_thread()
@@ -78,30 +86,38 @@ class ThreadInterrupter:
             self._before = signal.signal(signal.SIGURG, self._on_signal)
 
     def strike(self) -> None:
-        """Interrupt it; from any other thread."""
-        with self._lock:
-            if self._over or self.struck:
-                return
+        """Interrupt it; from any other thread, which waits until that has come about."""
+        if self._is_main:
             self.struck = True
-            if self._is_main:
+            while not (self._over or self._raised):
                 signal.pthread_kill(self._thread.ident or 0, signal.SIGURG)
-            else:
-                _raise_in(self._thread.ident or 0, LeaseLostError)
+                time.sleep(AGAIN_SECONDS)
+        elif self._lock.acquire(timeout=LOCK_SECONDS):
+            try:
+                if not (self._over or self.struck):
+                    self.struck = True
+                    _raise_in(self._thread.ident or 0, LeaseLostError)
+            finally:
+                self._lock.release()
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        if self.struck and not self._over:
+        if self.struck and not (self._over or self._raised):
             if frame is not None and frame.f_code.co_filename in _OURS:
-                return  # the block is at its beginning or end, which see to it themselves
+                return  # the block's own beginning or end: it comes again if the body runs
+            self._raised = True
             raise LeaseLostError
         if callable(self._before):
             self._before(number, frame)
 
     def over(self) -> None:
         """Interrupt it no more; called by the thread itself."""
-        with self._lock:
-            self._over = True
-            if self.struck and not self._is_main:
-                _raise_in(self._thread.ident or 0, None)  # what has not been raised yet is taken back
+        self._over = True
+        if self._lock.acquire(timeout=LOCK_SECONDS):
+            try:
+                if self.struck and not self._is_main:
+                    _raise_in(self._thread.ident or 0, None)  # what has not been raised yet is taken back
+            finally:
+                self._lock.release()
         if self._is_main and threading.current_thread() is self._thread:
             signal.signal(signal.SIGURG, self._before if self._before is not None else signal.SIG_DFL)
 
