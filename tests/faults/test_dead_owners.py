@@ -457,9 +457,9 @@ def test_each_lease_comes_to_one_end_though_eight_processes_sweep_and_ask(
         store.acquire(f"scope-{number}", "dead", 600, limit=2, pid=dead.pid)
         dead.kill()
         dead.wait()
-    end = time.monotonic() + 2.5
+    end = time.monotonic() + 6
     sweepers = [start(*python(SWEEPER, path, f"sweeper-{number}", end), stderr=subprocess.PIPE) for number in range(8)]
-    time.sleep(1.5)
+    time.sleep(4)
     # Some die in the midst of it.
     for sweeper in sweepers[:3]:
         sweeper.kill()

@@ -66,7 +66,7 @@ class LeasedGraph(Runnable[Any, Any]):
                     async for item in items:
                         yield item
             finally:
-                await self._saver.settled()
+                await self._saver._settled()
 
     def update_state(self, config: RunnableConfig, values: Any, *arguments: Any, **more: Any) -> RunnableConfig:
         """The graph's ``update_state`` under a lease. See ``invoke``."""

@@ -298,7 +298,7 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
         job = self._writes_save(config, writes, task_id, task_path)
         await self._core.writer.submit(job)
 
-    async def settled(self) -> None:
+    async def _settled(self) -> None:
         """Until what this event loop is about to save, as for a task that was cancelled, is saved."""
         for _ in range(TURNS):
             await asyncio.sleep(0)
