@@ -17,7 +17,8 @@ from .graphs import ASKS, STORIES, AwaitedCalls, Calls, Story, thread
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 # What two runs of the same story have of their own: ids, the random part of versions, times.
 OWN = re.compile(
-    rf"(?P<id>{UUID}|\b[0-9a-f]{{32}}\b(?!\.))|(?P<version>\b\d{{32}})\.[0-9a-f.]+(?:-\d+)?|(?P<time>\d{{4}}-\d\d-\d\dT[^'\" ]+)"
+    rf"(?P<id>{UUID}|\b[0-9a-f]{{32}}\b(?!\.))|(?P<version>\b\d{{32}})\.[0-9a-f.]+(?:-\d+)?|"
+    r"(?P<time>\d{4}-\d\d-\d\dT[^'\" ]+)"
 )
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
 
