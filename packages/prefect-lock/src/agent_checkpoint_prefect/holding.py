@@ -37,8 +37,8 @@ class Ask(NamedTuple):
     limit: int
     metadata: Mapping[str, Any]
 
-    def lease(self) -> tuple[FencedLease, dict[str, Any], dict[str, Any]]:
-        """The lease before it is granted, the options of its hold, and what is put on record with it.
+    def lease(self) -> tuple[FencedLease, dict[str, Any]]:
+        """The lease before it is granted, and the options of its hold.
 
         Raises:
             LeaseReentrancyError: this run holds the name already.
@@ -61,7 +61,7 @@ class Ask(NamedTuple):
             "metadata": metadata,
         }
         lease = FencedLease(self.name, self.store, awaited(self.store), metadata)
-        return lease, options, metadata
+        return lease, options
 
 
 def acquire(ask: Ask) -> FencedLease:
@@ -70,7 +70,7 @@ def acquire(ask: Ask) -> FencedLease:
     Raises:
         LeaseHeldError, WaitTimeoutError: another one holds it.
     """
-    lease, options, _ = ask.lease()
+    lease, options = ask.lease()
     with suppress(LeaseHeldError) if ask.wait_seconds else _nothing():
         return _granted(lease, ask.store.hold(ask.scope, on_lost=lease.on_lost, **options))
     with _told_after(ask):
@@ -80,7 +80,7 @@ def acquire(ask: Ask) -> FencedLease:
 
 async def aacquire(ask: Ask) -> FencedLease:
     """See ``acquire``."""
-    lease, options, _ = ask.lease()
+    lease, options = ask.lease()
     store = awaited(ask.store)
     with suppress(LeaseHeldError) if ask.wait_seconds else _nothing():
         return await _agranted(lease, store.hold(ask.scope, on_lost=lease.on_lost, **options))
