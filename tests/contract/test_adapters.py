@@ -302,6 +302,9 @@ def test_whether_a_scope_would_let_a_write_pass_can_be_asked(noted: StateStore) 
 
 
 def test_what_was_removed_is_given_back_to_the_file_system(noted: StateStore) -> None:
+    if "://" in noted.database:
+        assert noted.shrink() == 0  # PostgreSQL's own vacuum does that
+        return
     for _ in range(30):
         with noted.transaction(component="notes", action="note.write") as part:
             part.executemany(NOTE, [("x" * 100_000,)])

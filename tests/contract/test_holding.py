@@ -140,7 +140,9 @@ def test_a_block_holds_the_lease_and_gives_it_back(store: StateStore) -> None:
         found = store.get_lease("release")
         assert found is not None
         assert found.process is not None
-        assert (found.process["pid"], found.owner_alive) == (os.getpid(), True)
+        # Of another machine's processes nobody can know.
+        alive = None if "://" in store.database else True
+        assert (found.process["pid"], found.owner_alive) == (os.getpid(), alive)
         assert held.check() == found
         with pytest.raises(LeaseHeldError):
             store.acquire("release", "worker-b")
@@ -408,7 +410,7 @@ def test_a_lease_whose_renewal_could_not_start_in_time_is_not_extended_after_it_
     inside, go_on = threading.Event(), threading.Event()
 
     def sit() -> None:
-        with store.transaction(component="tests", action="test.write"):
+        with store.transaction(component="tests", action="test.write", locks=("scope:release",)):
             inside.set()
             assert go_on.wait(LONG)
 

@@ -88,6 +88,11 @@ class AsyncStateStore:
         """See ``StateStore.database``."""
         return self._store.database
 
+    @property
+    def address(self) -> str:
+        """See ``StateStore.address``."""
+        return self._store.address
+
     async def initialize(self) -> bool:
         """See ``StateStore.initialize``."""
         return await self._run(self._store.initialize)

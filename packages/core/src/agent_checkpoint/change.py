@@ -9,6 +9,7 @@ in the same transaction; a check in an earlier one proves nothing.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from time import monotonic, sleep
 
 from agent_checkpoint.database import ORDINARY
 from agent_checkpoint.errors import (
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from agent_checkpoint.records import Event, Happened, Write
 
     Decide = Callable[["Change"], Any]
+
+# Between two tries of a change that an accident has undone.
+PAUSE_SECONDS = 0.02
 
 
 class Change(Record):
@@ -157,6 +161,25 @@ class Changes:
         veto: FenceRefusedError | None,
         terms: Terms = ORDINARY,
     ) -> Any:
+        """Run it; what a lost server or a deadlock has surely undone, again."""
+        until = monotonic() + self.database.patience_seconds
+        while True:
+            try:
+                return self._run_once(locks, decide, write, veto, terms, until)
+            except StorageError as error:
+                if not error.undone or monotonic() >= until:
+                    raise
+            sleep(PAUSE_SECONDS)
+
+    def _run_once(
+        self,
+        locks: tuple[str, ...],
+        decide: Decide,
+        write: Write | None,
+        veto: FenceRefusedError | None,
+        terms: Terms,
+        until: float,
+    ) -> Any:
         telling = self._plugins.listening()
         answer: Any = None
         try:
@@ -164,8 +187,8 @@ class Changes:
                 change = Change._make((transaction, [], {}))
                 answer = decide(change) if veto is None else Refused(veto, write)
                 told = _write_down(change, answer, telling)
-        except StorageError:
-            if isinstance(answer, Refused):
+        except StorageError as error:
+            if isinstance(answer, Refused) and not (error.undone and monotonic() < until):
                 raise _unrecorded(answer) from None
             raise
         if told:

@@ -32,6 +32,8 @@ class Clock:
     """Wait for so many seconds."""
     wait: Callable[[Condition, int], bool]
     """Wait for a notified condition, at most until so many ticks; False when nobody notified it."""
+    by_hand = False
+    """Whether a test turns it."""
     domain: str
     """The boot in which ticks are comparable; "" when it cannot be known."""
 

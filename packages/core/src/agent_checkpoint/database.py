@@ -96,6 +96,14 @@ class Transaction(Reader):
         """Execute one statement for each set of parameters."""
 
     @abstractmethod
+    def event_id(self) -> int | None:
+        """The id of the next event of this transaction; None where the table counts by itself.
+
+        Ids are in the order in which changes to one scope or workflow were
+        committed, and none appears below the ``horizon`` of an earlier read.
+        """
+
+    @abstractmethod
     def ring(self, bells: Iterable[str]) -> None:
         """Ring these as soon as this is committed."""
 
@@ -113,6 +121,12 @@ class Database(ABC):
 
     name: str
     """The path or address, without secrets."""
+
+    address: str
+    """What another process opens it by: the absolute path, or the URL with its password."""
+
+    patience_seconds: float
+    """For how long a change that an accident has undone is tried again."""
 
     clock: Clock
     """This machine's clock: what local deadlines count by."""

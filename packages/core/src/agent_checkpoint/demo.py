@@ -64,12 +64,12 @@ def _story(store: StateStore) -> bool:
     workers = []
     try:
         say(f"A and B are processes that share only {store.database}\n")
-        first = _start(store.database, "worker-a")
+        first = _start(store.address, "worker-a")
         workers.append(first)
         _hear(first, "half-way")
         _freeze(first)
         _until_expired(store)
-        second = _start(store.database, "worker-b")
+        second = _start(store.address, "worker-b")
         workers.append(second)
         _hear(second, "finished")
         before = store.get_checkpoint(WORKFLOW)

@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from agent_checkpoint.plugins import Plugins
 
 
-def examine(database: Database, plugins: Plugins, domain: str) -> list[Check]:
+def examine(database: Database, plugins: Plugins) -> list[Check]:
     """Every check, in the order in which a person would ask."""
     return [
         Check("package_version", "ok", __version__, "agent-checkpoint-core"),
         *database.health(),
         _schema(database),
-        _clock(domain),
         _plugins(plugins),
     ]
 
@@ -35,15 +34,6 @@ def _schema(database: Database) -> Check:
         return Check("schema", "broken", None, f"{error}; {error.hint}")
     versions = {component: version for component, version, _ in found}
     return Check("schema", "ok", versions, "the tables are of the version that this package writes")
-
-
-def _clock(domain: str) -> Check:
-    if domain:
-        return Check("clock_domain", "ok", domain, "leases are judged by this boot's monotonic clock")
-    message = (
-        "this boot cannot be told from others here (container, time namespace or no /proc): the wall clock decides"
-    )
-    return Check("clock_domain", "warning", None, message)
 
 
 def _plugins(plugins: Plugins) -> Check:

@@ -133,6 +133,8 @@ class StorageError(AgentCheckpointError):
 
     code = "storage"
     exit_status = 74
+    undone = False
+    """Whether the change was surely undone, by an accident that the next try need not meet."""
 
 
 class StorageBusyError(StorageError):

@@ -78,6 +78,11 @@ class StateStore:
         """The absolute path, or the URL without its password."""
         return self._database.name
 
+    @property
+    def address(self) -> str:
+        """What another process opens the store by: the absolute path, or the URL with its password."""
+        return self._database.address
+
     def initialize(self) -> bool:
         """Create the store and its folders, or bring its tables up to date; True when it was created.
 
@@ -382,7 +387,7 @@ class StateStore:
         from agent_checkpoint import doctor
 
         refuse_inside_hook()
-        return doctor.examine(self._database, self._plugins, self._clock.domain)
+        return doctor.examine(self._database, self._plugins)
 
     # For adapters
 

@@ -24,6 +24,8 @@ class FakeClock(Clock):
     within one process, whose stores can share it.
     """
 
+    by_hand = True
+
     def __init__(self, *, wall_ns: int = EPOCH_NS, ticks_ns: int = 1_000 * NS, domain: str = "boot-1") -> None:
         self.now_wall_ns = wall_ns
         self.now_ticks_ns = ticks_ns

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def held(store: StateStore, environ: Mapping[str, str]) -> list[Fence]:
     """The leases of this store that the environment carries, innermost last."""
     database = environ.get(DATABASE, "")
-    if database and (database if "://" in database else os.path.realpath(database)) != store.database:
+    if database and (database if "://" in database else os.path.realpath(database)) != store.address:
         return []
     return carried(environ)
 
@@ -43,5 +43,5 @@ def exports(store: StateStore, fence: Fence, outer: Sequence[Fence]) -> str:
     """``export`` lines that add a lease to those of the environment, as the innermost one."""
     from shlex import quote
 
-    values = variables(store.database, fence, outer)
+    values = variables(store.address, fence, outer)
     return "".join(f"export {name}={quote(value)}\n" for name, value in values.items())

@@ -128,7 +128,7 @@ def _hold(arguments: Namespace, opened: StateStore, report: Report) -> int:
         entered = hold(on_lost=lambda *_: supervisor.lose())
         held = entered.__enter__()
         try:
-            environ = {**os.environ, **variables(opened.database, held.fence, outer)}
+            environ = {**os.environ, **variables(opened.address, held.fence, outer)}
             ended = _supervise(supervisor, held, environ)
         except BaseException as error:
             entered.__exit__(type(error), error, None)
@@ -183,7 +183,7 @@ def _grace(ttl: float, given: float | None) -> float:
 def _supervisor(arguments: Namespace, opened: StateStore, grace: float) -> Supervisor:
     from agent_checkpoint.supervise import Supervisor
 
-    expire = partial(_expire, opened.database)
+    expire = partial(_expire, opened.address)
     return Supervisor(arguments.command, grace_seconds=grace, on_lost=arguments.on_lost, expire=expire)
 
 

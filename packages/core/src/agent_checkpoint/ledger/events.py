@@ -1,8 +1,8 @@
 """The audit log, append-only, and the counters of refused writes.
 
-Order is by id, never by time. A cursor is opaque to readers: it names the
-epoch, the transaction and the id of an event; on a database with one writer at
-a time the first two are 0.
+Order is by id, never by time: where many can write at once, the id begins with
+the number of the transaction, and readers stop below the first that is open. A
+cursor is opaque to readers; it names the event's id.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.records import Happened
 
 RECORD = """
-INSERT INTO events (at, kind, scope, owner, token, workflow, sequence, detail)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO events (id, at, kind, scope, owner, token, workflow, sequence, detail)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 RECORD_TELLING = RECORD + "RETURNING id\n"
@@ -34,10 +34,12 @@ FILTERS = {"scope": " AND scope = ?", "workflow": " AND workflow = ?", "kind": "
 
 MAX_ID = "SELECT MAX(id) FROM events"
 
-# A cursor's epoch and transaction; then the event's id, in at most so many digits.
+# What every cursor begins with; then the event's id.
 CURSOR = "0-0-"
 START = "start"
-MAX_DIGITS = 18
+MAX_DIGITS = 19
+# No event has a higher id.
+ALL = 2**63 - 1
 
 COUNT_REFUSAL = """
 INSERT INTO refusals (scope, token, action, reason, times, first_at, last_at)
@@ -56,12 +58,13 @@ LIMIT ?
 def record(transaction: Transaction, events: Sequence[Happened], telling: bool) -> list[Event]:
     """Append events; with ``telling`` they come back as they will be read."""
     at = transaction.moment.wall_ns
+    number = transaction.event_id
     rows = [
-        (at, kind, scope, owner, token, workflow, sequence, _text(detail))
+        (number(), at, kind, scope, owner, token, workflow, sequence, _text(detail))
         for kind, scope, owner, token, workflow, sequence, detail in events
     ]
     if telling:
-        return [_event((transaction.rows(RECORD_TELLING, row)[0][0], *row)) for row in rows]
+        return [_event((transaction.rows(RECORD_TELLING, row)[0][0], *row[1:])) for row in rows]
     if len(rows) == 1:
         transaction.run(RECORD, rows[0])
     elif rows:
@@ -115,4 +118,4 @@ def _place(cursor: str) -> int:
     digits = cursor.removeprefix(CURSOR)
     if not (cursor.startswith(CURSOR) and digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS):
         invalid("after", "must be a cursor that an event of this store carries, or 'start'")
-    return int(digits)
+    return min(int(digits), ALL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 import weakref
 
 from agent_checkpoint.database import ORDINARY, Database, Terms
@@ -44,8 +43,8 @@ class SqliteDatabase(Database):
     def __init__(
         self, path: str, *, busy_timeout_seconds: float, synchronous: str, clock: Clock, processes: ProcessTable
     ) -> None:
-        self.name = path
-        self.busy_seconds = busy_timeout_seconds
+        self.name = self.address = path
+        self.busy_seconds = self.patience_seconds = busy_timeout_seconds
         self.synchronous = synchronous
         self.clock = clock
         self.processes = processes
@@ -104,7 +103,7 @@ class SqliteDatabase(Database):
         return found
 
     def bell(self) -> Bell | None:
-        if self.clock.sleep is not time.sleep:
+        if self.clock.by_hand:
             return None  # time that is turned by hand passes in sleep alone
         from agent_checkpoint.sqlite.bell import bell
 

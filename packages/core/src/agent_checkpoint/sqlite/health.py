@@ -30,6 +30,7 @@ def checks(database: SqliteDatabase) -> Iterator[Check]:
     yield _modes(database.name)
     yield _sizes(database.name)
     yield _write_lock(database.name)
+    yield _clock(database.clock.domain)
     try:
         connection = database.borrow()
     except StorageError as error:
@@ -130,6 +131,15 @@ def _sizes(path: str) -> Check:
     if sizes["wal_bytes"] > LARGE_WAL:
         return Check("sizes", "warning", sizes, "the write-ahead log does not shrink: some reader never ends")
     return Check("sizes", "ok", sizes, "")
+
+
+def _clock(domain: str) -> Check:
+    if domain:
+        return Check("clock_domain", "ok", domain, "leases are judged by this boot's monotonic clock")
+    message = (
+        "this boot cannot be told from others here (container, time namespace or no /proc): the wall clock decides"
+    )
+    return Check("clock_domain", "warning", None, message)
 
 
 def _write_lock(path: str) -> Check:

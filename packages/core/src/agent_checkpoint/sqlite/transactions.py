@@ -162,6 +162,9 @@ class SqliteTransaction(Transaction):
         except (sqlite3.Error, OverflowError) as error:
             raise translate(error, self._database.name) from error
 
+    def event_id(self) -> None:
+        return None  # SQLite counts: one writer at a time is the order of the commits
+
     def ring(self, bells: Iterable[str]) -> None:
         self._bells += bells
 

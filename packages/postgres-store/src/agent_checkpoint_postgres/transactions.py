@@ -1,0 +1,270 @@
+"""Reads of one state, and changes that hold their locks until they end."""
+
+from __future__ import annotations
+
+import os
+from threading import get_ident
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, TypeVar
+
+import psycopg
+
+from agent_checkpoint.database import Reader, Transaction
+from agent_checkpoint.errors import OutcomeUnknownError, ReentrancyError, StorageError
+from agent_checkpoint_postgres import statements
+from agent_checkpoint_postgres.event_ids import FIRST, next_id, settled
+from agent_checkpoint_postgres.translate import ended, translate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+
+    from agent_checkpoint.database import Parameters, Row, Terms
+    from agent_checkpoint_postgres.database import PostgresDatabase
+    from agent_checkpoint_postgres.links import Link
+
+T = TypeVar("T")
+
+# Between two tries to begin, while the server is away.
+PAUSE_SECONDS = 0.02
+# Between two looks whether a commit whose answer was lost is still under way.
+LOOK_SECONDS = 0.05
+
+# The server or the connection went away: what became of the commit it does not say.
+LOST = ("57P", "08")
+IN_TRANSACTION = psycopg.pq.TransactionStatus.INTRANS
+# What became of a transaction, by its id; it fails for an id that this server has never given out.
+OUTCOME = "SELECT pg_xact_status('{id}'::xid8)"
+
+
+def begun(database: PostgresDatabase, deadline: float, migrating: bool, step: Callable[[Link], T]) -> tuple[Link, T]:
+    """A connection, and what the first step on it answered.
+
+    Nothing has happened yet, so a server that is away is waited for.
+    """
+    while True:
+        link = None
+        try:
+            link = database.borrow(deadline, migrating)
+            return link, step(link)
+        except psycopg.Error as error:
+            if link is not None:
+                database.links.discard(link)
+            failed = translate(error, database.name)
+            if not _may_pass(failed) or monotonic() >= deadline:
+                raise failed from error
+        except StorageError as error:
+            if not error.undone or monotonic() >= deadline:
+                raise
+        except BaseException:
+            if link is not None:
+                database.links.discard(link)
+            raise
+        sleep(PAUSE_SECONDS)
+
+
+def _may_pass(error: Exception) -> bool:
+    return isinstance(error, StorageError) and error.undone
+
+
+class PostgresRead(Reader):
+    """A read of one state."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+
+    def __enter__(self) -> PostgresRead:
+        database = self._database
+        until = monotonic() + database.busy_seconds
+        self._link, (wall, oldest) = begun(database, until, False, lambda link: link.ask(database.read_message))
+        # The state was fixed before the clock was read: by the snapshot of the statement that read it.
+        self.moment = database.moment(wall)
+        self.horizon = settled(oldest, self._link.ahead)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        try:
+            self._link.own.execute(b"COMMIT")
+        except psycopg.Error:
+            # Nothing was written: what was read is good.
+            self._database.links.discard(self._link)
+        else:
+            self._database.links.give_back(self._link)
+
+    def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
+        return fetch(self._link, sql, parameters, self._database.name)
+
+
+class PostgresTransaction(Transaction):
+    """A change in the making."""
+
+    _link: Link | None = None
+
+    def __init__(self, database: PostgresDatabase, locks: Sequence[str], terms: Terms) -> None:
+        self._database = database
+        self._locks = locks
+        self._migrating, _, within, durable = terms
+        self._durable = durable and database.synchronous == "full"
+        self._busy_seconds = database.busy_seconds if within is None else min(within, database.busy_seconds)
+        self._thread = get_ident()
+        self._pid = os.getpid()
+        self._events = FIRST
+
+    def __enter__(self) -> PostgresTransaction:
+        database = self._database
+        deadline = monotonic() + self._busy_seconds
+        if self._thread in database.writers:
+            raise ReentrancyError(
+                "the body of a store transaction called the store: it would wait for itself",
+                hint="use the transaction's own methods inside its block, the store after it",
+            )
+        database.writers.add(self._thread)
+        try:
+            self._link, answer = begun(
+                database, deadline, self._migrating, lambda link: link.ask(self._message(deadline))
+            )
+        except BaseException:
+            database.writers.discard(self._thread)
+            raise
+        wall, oldest, self._id = answer
+        self.moment = database.moment(wall)
+        self.horizon = settled(oldest, self._link.ahead)
+        return self
+
+    def _message(self, deadline: float) -> bytes:
+        # 0 would mean: wait for ever.
+        patience = max(1, int((deadline - monotonic()) * 1000))
+        return statements.begin_write(self._database.schema, self._locks, durable=self._durable, patience_ms=patience)
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if self._pid != os.getpid():
+            self._link = None
+            raise ReentrancyError("this process was forked inside a store transaction, which is its parent's to end")
+        link, self._link = self._link, None
+        self._database.writers.discard(self._thread)
+        assert link is not None
+        try:
+            if kind is None:
+                self._commit(link)
+            elif link.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                link.own.execute(b"ROLLBACK")
+        except psycopg.Error as failed:
+            self._database.links.discard(link)
+            if kind is None:
+                raise translate(failed, self._database.name) from failed
+        except BaseException:
+            self._database.links.discard(link)
+            raise
+        else:
+            self._database.links.give_back(link)
+
+    def __del__(self) -> None:
+        # Where an interrupt struck before the end could do its work.
+        if self._link is not None and self._pid == os.getpid():
+            self._database.writers.discard(self._thread)
+            self._database.links.discard(self._link)
+
+    def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
+        return fetch(self._open(), sql, parameters, self._database.name)
+
+    def run(self, sql: str, parameters: Parameters = ()) -> int:
+        try:
+            return self._open().own.execute(statements.numbered(sql), parameters).rowcount
+        except psycopg.Error as error:
+            raise translate(error, self._database.name) from error
+
+    def executemany(self, sql: str, parameters: Iterable[Parameters]) -> None:
+        try:
+            self._open().own.executemany(statements.numbered(sql), parameters)
+        except psycopg.Error as error:
+            raise translate(error, self._database.name) from error
+
+    def event_id(self) -> int:
+        link = self._open()
+        self._events += 1
+        return next_id(self._id, link.ahead, self._events)
+
+    def ring(self, bells: Iterable[str]) -> None:
+        for bell in bells:
+            channel, _, name = bell.partition("/")
+            self.rows("SELECT pg_notify(?, ?)", (channel, name))
+
+    def script(self, text: str) -> None:
+        try:
+            self._open().own.execute(text.encode())
+        except psycopg.Error as error:
+            raise translate(error, self._database.name) from error
+
+    def _open(self) -> Link:
+        """The connection, while the transaction lasts: a statement after its end would be committed alone."""
+        if self._pid != os.getpid():
+            raise ReentrancyError("this process was forked inside a store transaction, which is its parent's to use")
+        link = self._link
+        if link is None or link.info.transaction_status != IN_TRANSACTION:
+            raise ended(self._database.name)
+        return link
+
+    def _commit(self, link: Link) -> None:
+        if link.info.transaction_status != IN_TRANSACTION:
+            raise ended(self._database.name)
+        try:
+            link.own.execute(b"COMMIT")
+        except psycopg.OperationalError as error:
+            if not (link.closed or (error.sqlstate or "").startswith(LOST)):
+                raise  # the server has answered: it did not commit
+            self._find_out(error, link.timeline)
+            return
+        if link.own.statusmessage != "COMMIT":
+            raise ended(self._database.name)
+
+    def _find_out(self, error: psycopg.Error, timeline: str) -> None:
+        """The answer to the commit was lost: ask the server what became of the transaction.
+
+        Another timeline may have given the id to another transaction.
+
+        Raises:
+            StorageUnreachableError: ``undone``: it surely was not committed.
+            OutcomeUnknownError: nobody can tell.
+        """
+        database = self._database
+        deadline = monotonic() + database.busy_seconds
+        status = "in progress"
+        while status == "in progress" and monotonic() < deadline:
+            status = _status(database, self._id, timeline, deadline)
+            if status == "in progress":  # the server has not yet noticed that we are gone
+                sleep(LOOK_SECONDS)
+        if status == "committed":
+            return
+        if status == "aborted":
+            raise translate(error, database.name) from error
+        raise OutcomeUnknownError(
+            f"{database.name}: the connection was lost while committing; it may have happened", database=database.name
+        ) from error
+
+
+def _status(database: PostgresDatabase, number: int, timeline: str, deadline: float) -> str:
+    """What the server says of a transaction: committed, aborted, in progress, or unknown."""
+    link = None
+    try:
+        link = database.borrow(deadline)
+        if not timeline or link.timeline != timeline:
+            return "unknown"
+        (found,) = link.ask(OUTCOME.format(id=number).encode())
+        return found or "unknown"
+    except StorageError as error:
+        return "in progress" if error.undone else "unknown"
+    except psycopg.OperationalError:
+        return "in progress"
+    except psycopg.Error:
+        return "unknown"
+    finally:
+        if link is not None:
+            database.links.give_back(link)
+
+
+def fetch(link: Link, sql: str, parameters: Parameters, place: str) -> list[Row]:
+    """All rows of a statement."""
+    try:
+        return link.own.execute(statements.numbered(sql), parameters, binary=True).fetchall()
+    except psycopg.Error as error:
+        raise translate(error, place) from error
