@@ -43,6 +43,18 @@ class Terms(Record):
 ORDINARY = Terms()
 
 
+# What a write to a store that was moved away is refused with, in the database itself.
+MOVED = "this store was moved to "
+
+
+class Table(Record):
+    """A table as it stands in the database: its columns in order, and the unique ones that order its rows."""
+
+    name: str
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+
+
 class Reader(ABC):
     """One consistent look at the database."""
 
@@ -53,6 +65,10 @@ class Reader(ABC):
     @abstractmethod
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         """All rows of a query."""
+
+    @abstractmethod
+    def tables(self) -> list[Table]:
+        """Every table of the store, the adapters' too, by name."""
 
 
 class Bell(ABC):
@@ -110,6 +126,21 @@ class Transaction(Reader):
     @abstractmethod
     def script(self, text: str) -> None:
         """Execute the statements of a migration file, as a part of this transaction."""
+
+    @abstractmethod
+    def seal(self, tables: Iterable[str], moved_to: str) -> None:
+        """Refuse every later change of these tables, of whomever: the store was moved away.
+
+        What others have begun to change is waited for.
+        """
+
+    @abstractmethod
+    def unseal(self, tables: Iterable[str]) -> None:
+        """Take that back."""
+
+    @abstractmethod
+    def count_on(self) -> None:
+        """Let what the database numbers by itself go on behind the rows that are there."""
 
 
 class Database(ABC):

@@ -29,9 +29,11 @@ def examine(database: Database, plugins: Plugins) -> list[Check]:
 def _schema(database: Database) -> Check:
     try:
         with database.read() as reader:
-            found = components.everyone(reader)
+            found, moved = components.everyone(reader), components.moved_to(reader)
     except StorageError as error:
         return Check("schema", "broken", None, f"{error}; {error.hint}")
+    if moved is not None:
+        return Check("schema", "warning", None, f"the store was moved to {moved}, and takes no write any more")
     versions = {component: version for component, version, _ in found}
     return Check("schema", "ok", versions, "the tables are of the version that this package writes")
 

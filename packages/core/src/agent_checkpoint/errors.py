@@ -216,6 +216,13 @@ class NewerSchemaError(SchemaVersionError):
     hint = "upgrade agent-checkpoint in this environment"
 
 
+class StoreMovedError(StorageError):
+    """The store was moved to another place, and takes no write any more."""
+
+    code = "storage-moved"
+    hint = "use the store at the place that it was moved to; this one can still be read"
+
+
 class OutcomeUnknownError(StorageError):
     """The commit's answer was lost: it may have happened. Read before you repeat it."""
 

@@ -35,7 +35,7 @@ def migrate(
     names.name("component", component)
     if dialect not in files:
         names.invalid("files", f"must name the migrations for {dialect}, not only for {', '.join(files)}")
-    scripts = _read(files[dialect])
+    scripts = read(files[dialect])
 
     def decide(change: Change) -> int:
         found = components.version(change.transaction, component)
@@ -58,7 +58,7 @@ def migrate(
     return changes.run((f"component:{component}",), decide, terms=MIGRATING if component == CORE else ORDINARY)  # type: ignore[no-any-return]
 
 
-def _read(files: Sequence[str | os.PathLike[str]]) -> list[str]:
+def read(files: Sequence[str | os.PathLike[str]]) -> list[str]:
     """The scripts in order; the files must be numbered 0001_…, 0002_…, without a gap."""
     ordered = sorted((os.fspath(file) for file in files), key=os.path.basename)
     for number, file in enumerate(ordered, start=1):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.holding import HeldLease, Hold
     from agent_checkpoint.records import Check, Checkpoint, CheckpointInfo, Event, Fenced, Lease, Limit, Pruned, Status
     from agent_checkpoint.rules.grant import Ask
+    from agent_checkpoint.transfer import Moved
 
 # Longest busy timeout: a day. SQLite counts it in 32-bit milliseconds.
 MAX_BUSY_SECONDS = 86_400
@@ -444,6 +445,25 @@ class StateStore:
         """Give the space of what was removed back to the file system, in short transactions; how many bytes."""
         refuse_inside_hook()
         return self._database.shrink()
+
+    def move_to(self, target: StateStore, progress: Callable[[str, int, int], object] | None = None) -> Moved:
+        """Move everything into an empty place, in this database or another; this store takes no write afterwards.
+
+        Events keep their order and their cursors, tokens and sequences go on.
+        ``progress(table, rows copied, rows)`` is called now and then. A call
+        that was killed is repeated with the same target. Adapters' packages
+        must be installed here.
+
+        Raises:
+            LeaseHeldError: a lease is live; nothing was moved.
+            StoreMovedError: it was moved elsewhere before.
+            InvalidInputError: the target has a store, or an adapter's package is missing.
+            StorageCorruptError: what arrived is not what was sent; nothing was moved.
+        """
+        from agent_checkpoint import transfer
+
+        refuse_inside_hook()
+        return transfer.move(self._changes, target._changes, progress or (lambda *_: None))
 
     def close(self) -> None:
         """Close the connections; idempotent. The store cannot be used afterwards."""

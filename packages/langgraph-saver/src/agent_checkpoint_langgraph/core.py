@@ -7,7 +7,6 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakSet
@@ -15,6 +14,7 @@ from weakref import WeakSet
 from agent_checkpoint import FencedWrite, InvalidInputError, Part, StateStore
 from agent_checkpoint.aio import AsyncStateStore
 from agent_checkpoint_langgraph import mapping, ownership, removing, tables
+from agent_checkpoint_langgraph.migrations import migrations
 from agent_checkpoint_langgraph.remembered import Remembered
 from agent_checkpoint_langgraph.writer import Writer
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Fencing = Literal["optional", "required", "off"]
 
-MIGRATIONS = Path(__file__).parent / "migrations"
 # Reads go on beside the one writer.
 READERS = 4
 
@@ -76,9 +75,7 @@ class Core:
             return
         with self._preparing:
             self.store.initialize()
-            self.store.migrate(
-                mapping.COMPONENT, {folder.name: sorted(folder.glob("*.sql")) for folder in MIGRATIONS.iterdir()}
-            )
+            self.store.migrate(mapping.COMPONENT, migrations())
             self._is_prepared = True
 
     def find_lease(self, config: RunnableConfig | None, thread_id: str) -> ThreadLease | None:

@@ -41,7 +41,7 @@ AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 
 # Whoever has the oldest transaction number, in whatever database of the server:
 # pg_locks shows it to every role. One that was prepared has no process any more.
-HORIZON = statements.OLDEST + ", (SELECT MAX(id) FROM events)"
+HORIZON = statements.OLDEST + ", (SELECT MAX(id) FROM events)"  # noqa: S608 -- of our own constants
 HOLDER = """SELECT l.pid, a.datname, a.usename, a.application_name, a.state,
 extract(epoch FROM clock_timestamp() - a.xact_start)::float8, p.gid, p.database
 FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # How long to wait for the pool before looking why it has nothing.
 SLICE_SECONDS = 0.1
+# How long the first connection may take at least, however little the busy timeout is.
+FIRST_SECONDS = 2.0
 # A connection that nobody wanted for so long is closed, and one that lived for so long is made anew.
 IDLE_SECONDS = 60.0
 LIFE_SECONDS = 1800.0
@@ -49,17 +51,21 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
 
     ``version`` is that of core's tables, None before the connection was looked
     at; ``ahead`` how far the store's transaction numbers are ahead of the
-    cluster's; ``timeline`` which history the server writes, "" if it does not tell.
+    cluster's; ``timeline`` which history the server writes, "" if it does not tell;
+    ``life`` since when it has run without a crash; ``pid`` the process whose connection it is.
     """
 
     version: int | None = None
     ahead = 0
     timeline = ""
+    life = ""
+    pid: int
     own: RawCursor[tuple[Any, ...]]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.own = RawCursor(self)
+        self.pid = os.getpid()
 
     def tables(self, message: bytes) -> list[list[tuple[Any, ...]]]:
         """Send a message of several statements; the rows of each that has any to give."""
@@ -84,7 +90,8 @@ class Links:
         self._making = Lock()
         self._closed = False
         self._was_reached = False
-        self._failures: list[psycopg.Error] = []
+        self._failure: tuple[float, psycopg.Error] | None = None
+        """The last connection that could not be made, and when."""
         self._pools: dict[int, Pool] = {}
         _all.add(self)
         weakref.finalize(self, _close, self._pools)
@@ -97,13 +104,16 @@ class Links:
             StorageUnreachableError: none can be made; ``undone`` where that may pass.
         """
         pool = self._pool()
+        asked_at = monotonic()
+        if not self._was_reached:  # who makes the first connection waits for no other user
+            deadline = max(deadline, asked_at + FIRST_SECONDS)
         while True:
-            self._failures.clear()
             try:
                 link = pool.getconn(timeout=max(0.001, min(SLICE_SECONDS, deadline - monotonic())))
             except PoolTimeout:
-                if self._failures:
-                    raise self._unreachable(self._failures[-1]) from self._failures[-1]
+                failure = self._failure
+                if failure is not None and failure[0] >= asked_at:
+                    raise self._unreachable(failure[1]) from failure[1]
                 if monotonic() >= deadline:
                     raise self._busy(pool) from None
             else:
@@ -112,18 +122,18 @@ class Links:
 
     def give_back(self, link: Link) -> None:
         """Keep the connection for the next user, unless it is in a state of its own."""
-        pool = self._pools.get(os.getpid())
-        if pool is None:
+        if link.pid != os.getpid():
             _abandoned.append(link)
             return
-        if link.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        pool = self._pools.get(link.pid)
+        if pool is None or link.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             link.close()
-        with suppress(ValueError):  # the pool was closed meanwhile, and its connections with it
+        if pool is not None:
             pool.putconn(link)
 
     def discard(self, link: Link) -> None:
         """Close a connection instead."""
-        if os.getpid() in self._pools:
+        if link.pid == os.getpid():
             link.close()
         self.give_back(link)
 
@@ -159,7 +169,7 @@ class Links:
             return pool
 
     def _open_pool(self) -> Pool:
-        failures = self._failures
+        me = weakref.ref(self)
 
         class Noting(Link):
             @classmethod
@@ -167,7 +177,9 @@ class Links:
                 try:
                     return super().connect(*arguments, **named)
                 except psycopg.Error as error:
-                    failures.append(error)
+                    links = me()
+                    if links is not None:
+                        links._failure = (monotonic(), error)
                     raise
 
         pool: Pool = ConnectionPool(

@@ -41,6 +41,8 @@ VERSION = "SELECT COALESCE((SELECT version FROM components WHERE component = 'co
 # The cluster, and the line of its history: a promoted standby begins another one.
 TIMELINE = """SELECT system_identifier || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8)
 FROM pg_control_system() WHERE NOT pg_is_in_recovery()"""
+# A crash that the postmaster survives begins the counters of the background writer anew.
+LIFE = "SELECT concat(pg_postmaster_start_time(), '/', (SELECT stats_reset FROM pg_stat_bgwriter))"
 
 
 class Facts(NamedTuple):
@@ -111,6 +113,7 @@ def look_at(link: Link, database: PostgresDatabase) -> int:
         if event_ids.is_behind(ahead, last, following):
             ahead = _go_ahead(link, database)
         link.ahead, link.timeline = ahead, _timeline(link)
+        (link.life,) = link.ask(LIFE.encode())
     return int(version)
 
 

@@ -11,7 +11,7 @@ import psycopg
 
 from agent_checkpoint.database import Reader, Transaction
 from agent_checkpoint.errors import OutcomeUnknownError, ReentrancyError, StorageError
-from agent_checkpoint_postgres import statements
+from agent_checkpoint_postgres import event_ids, statements, tables
 from agent_checkpoint_postgres.event_ids import FIRST, next_id, settled
 from agent_checkpoint_postgres.translate import ended, translate
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
-    from agent_checkpoint.database import Parameters, Row, Terms
+    from agent_checkpoint.database import Parameters, Row, Table, Terms
     from agent_checkpoint_postgres.database import PostgresDatabase
     from agent_checkpoint_postgres.links import Link
 
@@ -93,6 +93,9 @@ class PostgresRead(Reader):
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         return fetch(self._link, sql, parameters, self._database.name)
+
+    def tables(self) -> list[Table]:
+        return tables.tables(self.rows)
 
 
 class PostgresTransaction(Transaction):
@@ -188,6 +191,25 @@ class PostgresTransaction(Transaction):
         for bell in bells:
             channel, _, name = bell.partition("/")
             self.rows("SELECT pg_notify(?, ?)", (channel, name))
+
+    def tables(self) -> list[Table]:
+        return tables.tables(self.rows)
+
+    def seal(self, names: Iterable[str], moved_to: str) -> None:
+        for statement in tables.sealing(names, moved_to):
+            self.run(statement)
+
+    def unseal(self, names: Iterable[str]) -> None:
+        for statement in tables.unsealing(names):
+            self.run(statement)
+
+    def count_on(self) -> None:
+        for statement in tables.counting_on(self.rows(tables.COUNTERS)):
+            self.rows(statement)
+        link = self._open()
+        ahead, last, following = link.ask(event_ids.LOOK.encode())
+        if event_ids.is_behind(ahead, last, following):
+            (link.ahead,) = link.ask(event_ids.GO_AHEAD.encode())
 
     def script(self, text: str) -> None:
         try:

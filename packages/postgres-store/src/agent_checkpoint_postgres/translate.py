@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from agent_checkpoint.database import MOVED
 from agent_checkpoint.errors import (
     InvalidInputError,
     NotAStoreError,
@@ -20,6 +21,7 @@ from agent_checkpoint.errors import (
     StorageFullError,
     StorageReadOnlyError,
     StorageUnreachableError,
+    StoreMovedError,
 )
 
 if TYPE_CHECKING:
@@ -49,13 +51,14 @@ HINTS = {
     "25006": "name the primary: this server is a standby, or set to read only",
 }
 REACH = "check that the server runs and takes connections from here, and the URL"
-MOVED = "moved to "
 
 
 def translate(error: psycopg.Error, place: str) -> AgentCheckpointError:
     """The error to raise instead; its cause is the original."""
     state = error.sqlstate or ""
     text = _sentence(error)
+    if text.startswith(MOVED):
+        return StoreMovedError(f"{place}: {text}", database=place, moved_to=text.removeprefix(MOVED))
     if state in BUSY:
         return StorageBusyError(f"{place}: {BUSY[state]}", database=place, blocker=None)
     if state == MISSING and any(table in text for table in CORE):

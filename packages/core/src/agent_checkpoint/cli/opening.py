@@ -18,8 +18,12 @@ _opened: list[StateStore] = []
 
 def store(arguments: argparse.Namespace) -> StateStore:
     """The store that the options or the environment name; nothing is opened yet."""
+    return open_store(arguments, locate(arguments.db, os.environ))
+
+
+def open_store(arguments: argparse.Namespace, where: str) -> StateStore:
+    """The store at a place, with the options of every command."""
     busy = seconds("busy_timeout_seconds", arguments.busy_timeout)
-    where = locate(arguments.db, os.environ)
     opened = StateStore(where) if busy is None else StateStore(where, busy_timeout_seconds=busy)
     _opened.append(opened)
     return opened

@@ -39,6 +39,7 @@ COMMANDS = {
     "events": "events",
     "status": "status",
     "doctor": "stores",
+    "migrate-store": "moving",
     "demo": "demonstration",
     "completion": "completion",
 }

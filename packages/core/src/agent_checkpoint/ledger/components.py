@@ -20,8 +20,25 @@ ON CONFLICT (component) DO UPDATE SET
 version = excluded.version, package = excluded.package, changed_at = excluded.changed_at
 """
 
+# A store that was moved away says where to, in place of a version of the package.
+SEAL = """
+INSERT INTO components (component, version, package, changed_at)
+VALUES ('sealed', 1, ?, ?)
+"""
+
+UNSEAL = """
+DELETE FROM components
+WHERE component = 'sealed'
+"""
+
+SEALED = """
+SELECT package FROM components
+WHERE component = 'sealed'
+"""
+
 ALL = """
 SELECT component, version, package FROM components
+WHERE component <> 'sealed'
 ORDER BY component
 """
 
@@ -35,6 +52,22 @@ def version(reader: Reader, component: str) -> int:
 def set_version(transaction: Transaction, component: str, number: int) -> None:
     """Note that a component's tables are at this version now."""
     transaction.run(SET_VERSION, (component, number, __version__, transaction.moment.wall_ns))
+
+
+def moved_to(reader: Reader) -> str | None:
+    """Where the store was moved to; None when it was not."""
+    found = reader.rows(SEALED)
+    return found[0][0] if found else None
+
+
+def seal(transaction: Transaction, place: str) -> None:
+    """Note that the store was moved."""
+    transaction.run(SEAL, (place, transaction.moment.wall_ns))
+
+
+def unseal(transaction: Transaction) -> None:
+    """Take that back."""
+    transaction.run(UNSEAL)
 
 
 def everyone(reader: Reader) -> list[tuple[str, int, str]]:

@@ -32,6 +32,13 @@ NEXT = "id > ? AND id < ?{filters} ORDER BY id LIMIT ?"
 LAST = "id > ? AND id < ?{filters} ORDER BY id DESC LIMIT ?"
 FILTERS = {"scope": " AND scope = ?", "workflow": " AND workflow = ?", "kind": " AND kind = ?"}
 
+LATEST = """
+SELECT detail FROM events
+WHERE kind = ?
+ORDER BY id DESC
+LIMIT 1
+"""
+
 MAX_ID = "SELECT MAX(id) FROM events"
 
 # What every cursor begins with; then the event's id.
@@ -89,6 +96,12 @@ def read(reader: Reader, limit: int, after: str | None, filters: dict[str, str |
         invalid("after", "is behind the last event: it is a cursor of another store")
     found = [_event(row) for row in rows]
     return found if after is not None else found[::-1]
+
+
+def latest(reader: Reader, kind: str) -> dict[str, Any] | None:
+    """The detail of the last event of a kind; None when there is none."""
+    found = reader.rows(LATEST, (kind,))
+    return None if not found else dict(payload.decode(found[0][0]))
 
 
 def count_refusal(transaction: Transaction, scope: str, token: int | None, action: str, reason: str) -> int:

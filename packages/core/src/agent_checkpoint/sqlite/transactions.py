@@ -9,7 +9,7 @@ from time import monotonic
 
 from agent_checkpoint.database import Reader, Transaction
 from agent_checkpoint.errors import ReentrancyError, StorageBusyError, StorageError, StorageReadOnlyError
-from agent_checkpoint.sqlite import forks, schema
+from agent_checkpoint.sqlite import forks, schema, tables
 from agent_checkpoint.sqlite.connections import leak, patiently
 from agent_checkpoint.sqlite.gate import refuse_reentrancy
 from agent_checkpoint.sqlite.translate import is_busy, translate, translate_commit
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from agent_checkpoint.database import Parameters, Row, Terms
+    from agent_checkpoint.database import Parameters, Row, Table, Terms
     from agent_checkpoint.sqlite.connections import Connection
     from agent_checkpoint.sqlite.database import SqliteDatabase
     from agent_checkpoint.sqlite.gate import Gate
@@ -70,6 +70,9 @@ class SqliteRead(Reader):
             return self._connection.run(sql, parameters).fetchall()
         except (sqlite3.Error, OverflowError) as error:
             raise translate(error, self._database.name) from error
+
+    def tables(self) -> list[Table]:
+        return list(tables.tables(self.rows))
 
 
 class SqliteTransaction(Transaction):
@@ -161,6 +164,20 @@ class SqliteTransaction(Transaction):
             connection.executemany(sql, parameters)
         except (sqlite3.Error, OverflowError) as error:
             raise translate(error, self._database.name) from error
+
+    def tables(self) -> list[Table]:
+        return list(tables.tables(self.rows))
+
+    def seal(self, names: Iterable[str], moved_to: str) -> None:
+        for statement in tables.sealing(names, moved_to):
+            self.run(statement)
+
+    def unseal(self, names: Iterable[str]) -> None:
+        for statement in tables.unsealing(names):
+            self.run(statement)
+
+    def count_on(self) -> None:
+        """SQLite looks at the rows."""
 
     def event_id(self) -> None:
         return None  # SQLite counts: one writer at a time is the order of the commits

@@ -6,6 +6,7 @@ import errno
 import os
 import sqlite3
 
+from agent_checkpoint.database import MOVED
 from agent_checkpoint.errors import (
     NotAStoreError,
     OutcomeUnknownError,
@@ -15,6 +16,7 @@ from agent_checkpoint.errors import (
     StorageFullError,
     StorageReadOnlyError,
     StorageUnreachableError,
+    StoreMovedError,
 )
 from agent_checkpoint.sqlite.blockers import blocker
 
@@ -36,6 +38,8 @@ def translate(error: sqlite3.Error | OverflowError, path: str, waited_seconds: f
     text = str(error)
     if is_busy(error):
         return _busy(path, waited_seconds)
+    if text.startswith(MOVED):
+        return StoreMovedError(f"{path}: {text}", database=path, moved_to=text.removeprefix(MOVED))
     for phrase, kind in _KINDS:
         if phrase in text:
             if kind is StorageUnreachableError:
