@@ -13,6 +13,9 @@ from __future__ import annotations
 from agent_checkpoint.change import Outcome
 from agent_checkpoint.errors import (
     AgentCheckpointError,
+    EffectMismatchError,
+    EffectRunningError,
+    EffectUnknownError,
     FenceRefusedError,
     ForeignStoreError,
     InvalidInputError,
@@ -31,6 +34,7 @@ from agent_checkpoint.errors import (
     StorageFullError,
     StorageReadOnlyError,
     StorageUnreachableError,
+    StoreMovedError,
     UnsupportedFilesystemError,
     WaitTimeoutError,
 )
@@ -39,6 +43,7 @@ from agent_checkpoint.records import (
     Check,
     Checkpoint,
     CheckpointInfo,
+    Effect,
     Event,
     Fence,
     Lease,
@@ -54,6 +59,7 @@ from agent_checkpoint.version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from agent_checkpoint.acting import Resolution
     from agent_checkpoint.holding import HeldLease
     from agent_checkpoint.hookspecs import hookimpl
 
@@ -62,6 +68,10 @@ __all__ = [
     "Check",
     "Checkpoint",
     "CheckpointInfo",
+    "Effect",
+    "EffectMismatchError",
+    "EffectRunningError",
+    "EffectUnknownError",
     "Event",
     "Fence",
     "FenceRefusedError",
@@ -81,6 +91,7 @@ __all__ = [
     "Pruned",
     "ReentrancyError",
     "Refusals",
+    "Resolution",
     "SchemaVersionError",
     "SequenceConflictError",
     "StaleLeaseError",
@@ -92,6 +103,7 @@ __all__ = [
     "StorageFullError",
     "StorageReadOnlyError",
     "StorageUnreachableError",
+    "StoreMovedError",
     "UnsupportedFilesystemError",
     "WaitTimeoutError",
     "Waiting",
@@ -107,6 +119,10 @@ def __getattr__(name: str) -> object:
         from agent_checkpoint.hookspecs import hookimpl
 
         return hookimpl
+    if name == "Resolution":
+        from agent_checkpoint.acting import Resolution
+
+        return Resolution
     # Threads are loaded only where a lease is held.
     if name == "HeldLease":
         from agent_checkpoint.holding import HeldLease

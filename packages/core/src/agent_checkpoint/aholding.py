@@ -11,6 +11,7 @@ import logging
 
 from agent_checkpoint.errors import AgentCheckpointError
 from agent_checkpoint.holding import Held
+from agent_checkpoint.tasks import uncancelled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,20 +20,30 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, TypeVar
 
+    from agent_checkpoint.aacting import AsyncActing
+    from agent_checkpoint.acting import Resolution
     from agent_checkpoint.database import Bell
     from agent_checkpoint.holding import Hold
-    from agent_checkpoint.records import Lease
+    from agent_checkpoint.records import Effect, Lease
+    from agent_checkpoint.tasks import Run
     from agent_checkpoint.waiting import Waiter
 
     T = TypeVar("T")
-    Run = Callable[..., asyncio.Future[Any]]
-    """Begins a call in a thread. A future, not a task: a loop that ends cancels all of its tasks."""
 
 
 class AsyncHeldLease(Held):
     """What ``async with store.hold(…)`` gives."""
 
     _run: Run
+
+    def effect(
+        self, key: str, *, request: Any = None, resolve: Callable[[Effect], Resolution | None] | None = None
+    ) -> AsyncActing:
+        """See ``AsyncStateStore.effect``: under this lease."""
+        from agent_checkpoint.aacting import AsyncActing
+        from agent_checkpoint.acting import Acting
+
+        return AsyncActing(Acting(self._hold.changes, key, self, request, resolve), self._run)
 
     async def check(self) -> Lease:
         """See ``HeldLease.check``."""
@@ -118,26 +129,6 @@ async def _rest(bell: Bell | None, seconds: float) -> bool:
     finally:
         timer.cancel()
         loop.remove_reader(bell.fileno())
-
-
-async def uncancelled(running: asyncio.Future[T]) -> T:
-    """Wait for a call to its end, even when cancelled; then be cancelled."""
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await _settled(running)
-        if not running.cancelled():
-            running.exception()  # nobody is there to hear of it
-        raise
-
-
-async def _settled(future: asyncio.Future[Any]) -> None:
-    """Wait until a future is done, through further cancellations."""
-    while not future.done():
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError:
-            continue
 
 
 def _in_loop(

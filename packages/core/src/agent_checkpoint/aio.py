@@ -16,6 +16,7 @@ from functools import partial
 
 from agent_checkpoint import aholding, leases, names, waiting
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.names import NOTHING
 from agent_checkpoint.store import StateStore
 
 TYPE_CHECKING = False
@@ -24,12 +25,26 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Literal, ParamSpec, TypeVar
 
+    from agent_checkpoint.aacting import AsyncActing
+    from agent_checkpoint.acting import Resolution
     from agent_checkpoint.aholding import AsyncHeldLease, AsyncHold
     from agent_checkpoint.change import Outcome
     from agent_checkpoint.clock import Clock
     from agent_checkpoint.fenced import FencedWrite
     from agent_checkpoint.process import ProcessTable
-    from agent_checkpoint.records import Check, Checkpoint, CheckpointInfo, Event, Fenced, Lease, Limit, Pruned, Status
+    from agent_checkpoint.records import (
+        Check,
+        Checkpoint,
+        CheckpointInfo,
+        Effect,
+        Event,
+        Fenced,
+        Lease,
+        Limit,
+        Pruned,
+        Status,
+    )
+    from agent_checkpoint.transfer import Moved
 
     P = ParamSpec("P")
     T = TypeVar("T")
@@ -232,6 +247,36 @@ class AsyncStateStore:
         """See ``StateStore.prune_checkpoints``."""
         return await self._run(self._store.prune_checkpoints, keep_last, workflow, dry_run)
 
+    def effect(
+        self,
+        key: str,
+        *,
+        lease: Fenced,
+        request: Any = None,
+        resolve: Callable[[Effect], Resolution | None] | None = None,
+    ) -> AsyncActing:
+        """See ``StateStore.effect``: ``async with``, and ``await effect.done(result)``.
+
+        ``resolve`` runs in a thread.
+        """
+        from agent_checkpoint.aacting import AsyncActing
+
+        return AsyncActing(self._store.effect(key, lease=lease, request=request, resolve=resolve), self._begin)
+
+    async def resolve_effect(
+        self, key: str, *, done: Any = NOTHING, retry: bool = False, by: str = "a person"
+    ) -> Effect:
+        """See ``StateStore.resolve_effect``."""
+        return await self._run(self._store.resolve_effect, key, done=done, retry=retry, by=by)
+
+    async def get_effect(self, key: str) -> Effect | None:
+        """See ``StateStore.get_effect``."""
+        return await self._run(self._store.get_effect, key)
+
+    async def list_effects(self, limit: int = 100) -> list[Effect]:
+        """See ``StateStore.list_effects``."""
+        return await self._run(self._store.list_effects, limit)
+
     async def events(
         self,
         limit: int = 100,
@@ -266,6 +311,10 @@ class AsyncStateStore:
     async def write_all(self, writes: Iterable[FencedWrite]) -> list[Outcome]:
         """See ``StateStore.write_all``."""
         return await self._run(self._store.write_all, writes)
+
+    async def move_to(self, target: StateStore, progress: Callable[[str, int, int], object] | None = None) -> Moved:
+        """See ``StateStore.move_to``; ``progress`` is called in a thread."""
+        return await self._run(self._store.move_to, target, progress)
 
     async def close(self) -> None:
         """See ``StateStore.close``; calls that were made before it come to their end."""

@@ -98,6 +98,11 @@ class Changes:
         veto = None if write is None else self._plugins.check_fence(write)
         return self._run(locks, decide, write, veto, terms)
 
+    def veto(self, write: Write) -> FenceRefusedError | None:
+        """What a plugin has against a write; asked before any lock is taken."""
+        refuse_inside_hook()
+        return self._plugins.check_fence(write)
+
     def run_all(self, items: Sequence[Item]) -> list[Outcome]:
         """Run changes in one commit; an outcome for each, in order, none raised.
 
@@ -116,7 +121,7 @@ class Changes:
                 together = Change._make((transaction, [], {}))
                 for item, veto in asked:
                     answers.append(item.decide(together) if veto is None else Refused(veto, item.write))
-                    _write_refusal(together, answers[-1])
+                    record_refusal(together, answers[-1])
                 told = event_log.record(transaction, together.happened, telling)
         except (StorageBusyError, OutcomeUnknownError) as error:
             # Not again: it may have happened. What was refused, is refused all the same.
@@ -206,7 +211,7 @@ class Changes:
 
 def _write_down(change: Change, answer: Any, telling: bool) -> list[Event]:
     """Write what an answer leaves behind, a refusal included; the events to tell after the commit."""
-    _write_refusal(change, answer)
+    record_refusal(change, answer)
     return event_log.record(change.transaction, change.happened, telling)
 
 
@@ -214,7 +219,8 @@ def _outcome(answer: Any) -> Outcome:
     return Outcome(None, answer.error) if isinstance(answer, Refused) else Outcome._make((answer, None))
 
 
-def _write_refusal(change: Change, refused: Any) -> None:
+def record_refusal(change: Change, refused: Any) -> None:
+    """Write down a refusal, as a part of a change; anything else is no refusal."""
     if not isinstance(refused, Refused):
         return
     for row in refused.rows:

@@ -58,28 +58,38 @@ def fence_of(lease: Fenced | None, scope: object, owner: object, token: object) 
 
 def put(changes: Changes, data: object, save: Save) -> Checkpoint:
     """Save the next checkpoint of a workflow, fenced by the lease that it presents."""
-    fence, workflow = save.fence, save.workflow
-    scope, owner, token = fence or (None, None, None)
-    write = Write("core", ACTION, scope, owner, token, workflow, save.expected_sequence, {"rebind": save.rebind})
-    locks = (f"workflow:{workflow}",) if fence is None else (f"scope:{scope}", f"workflow:{workflow}")
+    fence, workflow, write = save.fence, save.workflow, write_of(save)
+    locks = (f"workflow:{workflow}",) if fence is None else (f"scope:{fence.scope}", f"workflow:{workflow}")
 
     def decide(change: Change) -> Checkpoint | Refused:
-        transaction = change.transaction
-        if fence is not None:
-            live = fencing.live(lease_rows.of_scope(transaction, fence.scope), fence, transaction.moment)
-            if isinstance(live, StaleLeaseError):
-                return Refused(live, write)
-        found = rows.standing(transaction, workflow)
-        error = fencing.binding(workflow, found, fence, save.expected_sequence, save.rebind)
-        if error is not None:
-            return Refused(error, write if isinstance(error, StaleLeaseError) else None)
-        saved_at = utc(transaction.moment.wall_ns)
-        checkpoint = Checkpoint(workflow, found.sequence + 1, data, saved_at, scope, owner, token)
-        rows.save(transaction, checkpoint, save.stored)
-        change.happened.extend(fencing.saved(workflow, found, fence, len(save.stored)))
-        return checkpoint
+        return put_in(change, data, save, write)
 
     return changes.run(locks, decide, write if fence or save.rebind else None)  # type: ignore[no-any-return]
+
+
+def put_in(change: Change, data: object, save: Save, write: Write) -> Checkpoint | Refused:
+    """The next checkpoint, or why there is none, as a part of a change that holds the workflow's lock."""
+    transaction, fence, workflow = change.transaction, save.fence, save.workflow
+    if fence is not None:
+        live = fencing.live(lease_rows.of_scope(transaction, fence.scope), fence, transaction.moment)
+        if isinstance(live, StaleLeaseError):
+            return Refused(live, write)
+    found = rows.standing(transaction, workflow)
+    error = fencing.binding(workflow, found, fence, save.expected_sequence, save.rebind)
+    if error is not None:
+        return Refused(error, write if isinstance(error, StaleLeaseError) else None)
+    saved_at = utc(transaction.moment.wall_ns)
+    checkpoint = Checkpoint(workflow, found.sequence + 1, data, saved_at, *(fence or (None, None, None)))
+    rows.save(transaction, checkpoint, save.stored)
+    change.happened.extend(fencing.saved(workflow, found, fence, len(save.stored)))
+    return checkpoint
+
+
+def write_of(save: Save) -> Write:
+    """The protected write that it is: what plugins may veto."""
+    scope, owner, token = save.fence or (None, None, None)
+    detail = {"rebind": save.rebind}
+    return Write("core", ACTION, scope, owner, token, save.workflow, save.expected_sequence, detail)
 
 
 def valid_save(

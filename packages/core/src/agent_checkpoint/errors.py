@@ -104,6 +104,44 @@ class SequenceConflictError(AgentCheckpointError):
     found: int
 
 
+class EffectRunningError(AgentCheckpointError):
+    """The effect was begun under a lease that is live: it may be under way; try again later."""
+
+    code = "effect-running"
+    exit_status = 75
+    retryable = True
+    key: str
+    scope: str
+    owner: str
+    token: int
+    begun_at: str
+
+
+class EffectUnknownError(AgentCheckpointError):
+    """The effect was begun, and nobody has told what became of it: somebody has to look outside.
+
+    ``resolve_effect`` takes what they found.
+    """
+
+    code = "effect-unknown"
+    exit_status = 76
+    key: str
+    scope: str
+    owner: str
+    token: int
+    begun_at: str
+
+
+class EffectMismatchError(AgentCheckpointError):
+    """The effect's key is known for another request."""
+
+    code = "effect-mismatch"
+    exit_status = 76
+    key: str
+    request_digest: str
+    recorded_digest: str
+
+
 class ReentrancyError(AgentCheckpointError):
     """A call would wait for itself.
 

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, TypeVar
 
+    from agent_checkpoint.acting import Acting, Resolution
     from agent_checkpoint.change import Changes
     from agent_checkpoint.heart import Heart
     from agent_checkpoint.holders import Holders
-    from agent_checkpoint.records import Fence, Lease, LeaseRow
+    from agent_checkpoint.records import Effect, Fence, Lease, LeaseRow
     from agent_checkpoint.rules.grant import Ask
 
     AnyHeld = TypeVar("AnyHeld", bound="Held")
@@ -190,6 +191,14 @@ class Held:
 
 class HeldLease(Held):
     """What ``with store.hold(…)`` gives."""
+
+    def effect(
+        self, key: str, *, request: Any = None, resolve: Callable[[Effect], Resolution | None] | None = None
+    ) -> Acting:
+        """See ``StateStore.effect``: under this lease."""
+        from agent_checkpoint.acting import Acting
+
+        return Acting(self._hold.changes, key, self, request, resolve)
 
     def check(self) -> Lease:
         """Make sure that the lease is held, before what cannot be undone; the lease as the store has it.

@@ -15,6 +15,16 @@ MAX_TTL_NS = 30 * 86_400 * 1_000_000_000  # 30 days
 NS = 1_000_000_000
 
 
+class Nothing:
+    """What an argument is that was not given, where None is a value."""
+
+    def __repr__(self) -> str:
+        return "NOTHING"
+
+
+NOTHING: Any = Nothing()
+
+
 def invalid(field: str, rule: str, **facts: Any) -> NoReturn:
     """Raise ``InvalidInputError``: ``field`` breaks ``rule``."""
     raise InvalidInputError(f"{field}: {rule}", field=field, rule=rule, **facts)

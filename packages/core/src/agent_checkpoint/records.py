@@ -12,6 +12,8 @@ __all__ = [
     "Check",
     "Checkpoint",
     "CheckpointInfo",
+    "Effect",
+    "EffectRow",
     "Event",
     "Fence",
     "Happened",
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         def fence(self) -> Fence:
             """What a protected write presents."""
 
+    EffectState = Literal["begun", "done", "failed", "unknown"]
     LeaseState = Literal["live", "expired", "released", "force-released"]
 
 
@@ -323,6 +326,48 @@ class Status(Record):
     queues: list[Waiting]
     checkpoints: list[CheckpointInfo]
     refusals: list[Refusals]
+
+
+class EffectRow(Record):
+    """An effect as it is stored: one row for each key, never deleted. Times are nanoseconds since 1970.
+
+    ``state`` is begun, done, failed or unknown; begun under a lease that is not
+    live is unknown too.
+    """
+
+    key: str
+    scope: str
+    owner: str
+    token: int
+    state: EffectState
+    digest: str | None
+    result: str | None
+    begun_at: int
+    ended_at: int | None
+    late: int
+    process: str
+
+
+class Effect(Record):
+    """An external action that is recorded before and after, so that it is not done twice.
+
+    ``state`` is begun (it may be under way), done, failed (it surely did not
+    happen) or unknown. ``done_at`` is when it was told what became of it;
+    ``late``: that was after the lease was lost. ``idempotency_key`` is the same
+    for every try of this key, for systems that take one.
+    """
+
+    key: str
+    state: EffectState
+    scope: str
+    owner: str
+    token: int
+    request_digest: str | None
+    result: Any
+    begun_at: datetime
+    done_at: datetime | None
+    late: bool
+    idempotency_key: str
 
 
 class Check(Record):

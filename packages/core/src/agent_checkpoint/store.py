@@ -10,6 +10,7 @@ from agent_checkpoint import checkpoints, fenced, journal, leases, migrations, n
 from agent_checkpoint.change import Changes
 from agent_checkpoint.clock import Clock
 from agent_checkpoint.holders import Holders
+from agent_checkpoint.names import NOTHING
 from agent_checkpoint.plugins import Plugins, refuse_inside_hook
 from agent_checkpoint.process import ProcessTable
 from agent_checkpoint.rules.fence import presented
@@ -21,12 +22,24 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Literal
 
+    from agent_checkpoint.acting import Acting, Resolution
     from agent_checkpoint.change import Outcome
     from agent_checkpoint.database import Database, Reader
     from agent_checkpoint.fenced import FencedWrite, Part
     from agent_checkpoint.heart import Heart
     from agent_checkpoint.holding import HeldLease, Hold
-    from agent_checkpoint.records import Check, Checkpoint, CheckpointInfo, Event, Fenced, Lease, Limit, Pruned, Status
+    from agent_checkpoint.records import (
+        Check,
+        Checkpoint,
+        CheckpointInfo,
+        Effect,
+        Event,
+        Fenced,
+        Lease,
+        Limit,
+        Pruned,
+        Status,
+    )
     from agent_checkpoint.rules.grant import Ask
     from agent_checkpoint.transfer import Moved
 
@@ -347,6 +360,71 @@ class StateStore:
         """
         refuse_inside_hook()
         return checkpoints.prune(self._changes, self._database, keep_last, workflow, dry_run)
+
+    # Effects
+
+    def effect(
+        self,
+        key: str,
+        *,
+        lease: Fenced,
+        request: Any = None,
+        resolve: Callable[[Effect], Resolution | None] | None = None,
+    ) -> Acting:
+        """A ``with`` block around an action outside that must not happen twice.
+
+        Inside, ``fresh`` is true for the one caller that may act, and has to say
+        ``done(result)`` or ``failed()``; for others ``result`` is what was
+        recorded. *Begun* is committed before the block runs, so whoever dies in
+        it leaves an effect that is *unknown*: ``resolve(effect)``, which asks the
+        system outside, may return a ``Resolution``; without one a person decides
+        with ``resolve_effect``. ``request`` is a JSON value: the same key with
+        another one is refused.
+
+        Raises:
+            StaleLeaseError: the lease is not live.
+            EffectRunningError: it was begun under a lease that is live.
+            EffectUnknownError: it was begun before, and nobody has told what became of it;
+                at the end: the block ended without a word.
+            EffectMismatchError: the key is known for another request.
+            FenceRefusedError: a plugin vetoed it.
+            InvalidInputError: a value breaks its rule.
+        """
+        from agent_checkpoint.acting import Acting
+
+        return Acting(self._changes, key, lease, request, resolve)
+
+    def resolve_effect(self, key: str, *, done: Any = NOTHING, retry: bool = False, by: str = "a person") -> Effect:
+        """Record what somebody found who looked whether an effect happened; the next caller goes by it.
+
+        Either ``done``, the JSON result, since it happened; or ``retry``, since it surely did not.
+
+        Raises:
+            NotFoundError: there is no such effect.
+            EffectRunningError: the lease that began it is live: it may be under way.
+            InvalidInputError: a value breaks its rule, or what became of it is known already.
+        """
+        from agent_checkpoint import acting
+
+        return acting.decide(self._changes, key, done, retry, names.text("by", by))
+
+    def get_effect(self, key: str) -> Effect | None:
+        """An effect as it stands; None when it was never begun.
+
+        Raises:
+            InvalidInputError: a value breaks its rule.
+        """
+        from agent_checkpoint import effects
+
+        refuse_inside_hook()
+        return effects.find(self._database, key)
+
+    def list_effects(self, limit: int = 100) -> list[Effect]:
+        """The effects that were begun last, latest first, without their results."""
+        from agent_checkpoint import effects
+
+        refuse_inside_hook()
+        return effects.latest(self._database, limit)
 
     # Audit and overview
 

@@ -19,6 +19,7 @@ POOL_SIZE = 10
 # PostgreSQL's own limit, NAMEDATALEN - 1.
 MAX_SCHEMA_BYTES = 63
 MAX_POOL_SIZE = 1_000
+FORM = "must be postgresql://USER:PASSWORD@HOST:PORT/DATABASE?OPTIONS, percent-encoded where a part has : / @ ?"
 SWITCH = {"on": True, "off": False}
 # A peer that vanished without a word is noticed after some 10 seconds, not after hours.
 KEEPALIVE = {
@@ -54,17 +55,14 @@ def parse(url: str, busy_seconds: float) -> Address:
     place, mark, query = url.partition("?")
     own: dict[str, str] = {}
     others: list[tuple[str, str]] = []
-    for name, value in parse_qsl(query, keep_blank_values=True):
+    for name, value in parse_qsl(query.replace("+", "%2B"), keep_blank_values=True):  # to libpq a plus is a plus
         if name in OPTIONS:
             own[name] = value
         else:
             others.append((name, value))
-    try:
-        parameters: dict[str, Any] = conninfo_to_dict(place + (mark and "?" + urlencode(others, quote_via=quote)))
-    except ProgrammingError:
-        refuse(
-            "must be postgresql://USER:PASSWORD@HOST:PORT/DATABASE?OPTIONS, percent-encoded where a part has : / @ ?"
-        )
+    parameters = _parameters(place + (mark and "?" + urlencode(others, quote_via=quote)))
+    if parameters is None or _is_torn(place, parameters):
+        refuse(FORM)
     schema = own.get("schema", SCHEMA)
     _check_schema(schema)
     parameters = {**KEEPALIVE, "connect_timeout": str(max(2, math.ceil(busy_seconds))), **parameters}
@@ -78,6 +76,22 @@ def parse(url: str, busy_seconds: float) -> Address:
         _switch("prepared_statements", own.get("prepared_statements", "off")),
         _switch("listen", own.get("listen", "on")),
     )
+
+
+def _parameters(url: str) -> dict[str, Any] | None:
+    """What libpq makes of it; None for nothing. What it says then has a part of the URL in it."""
+    try:
+        return conninfo_to_dict(url)
+    except ProgrammingError:
+        return None
+
+
+def _is_torn(place: str, parameters: dict[str, Any]) -> bool:
+    """Whether a password that is not percent-encoded was taken for a host, port or database: they are shown."""
+    ports = str(parameters.get("port", "")).split(",")
+    if not all(port.isascii() and (port.isdigit() or not port) for port in ports):
+        return True
+    return "@" in str(parameters.get("host", "")) or "@" in place.partition("://")[2].partition("/")[2]
 
 
 OPTIONS = ("schema", "pool_size", "prepared_statements", "listen")
@@ -115,7 +129,7 @@ def _shown(parameters: dict[str, Any], schema: str) -> str:
     if len(ports) == 1:
         ports *= len(hosts)
     in_query = any("/" in host for host in hosts)
-    named = [] if in_query else [f"{host}:{port}" if port else host for host, port in zip(hosts, ports)]  # noqa: B905
+    named = [] if in_query else [_at(host, port) for host, port in zip(hosts, ports)]  # noqa: B905
     options = {"schema": schema}
     if in_query:
         options = {"host": ",".join(hosts), "port": ",".join(filter(None, ports)), **options}
@@ -123,3 +137,8 @@ def _shown(parameters: dict[str, Any], schema: str) -> str:
     database = quote(str(parameters.get("dbname", "")), safe="")
     query = urlencode({name: value for name, value in options.items() if value}, safe="/,")
     return f"postgresql://{user}{at}{','.join(named)}/{database}?{query}"
+
+
+def _at(host: str, port: str) -> str:
+    bracketed = f"[{host}]" if ":" in host else host
+    return f"{bracketed}:{port}" if port else bracketed

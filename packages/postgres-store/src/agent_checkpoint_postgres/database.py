@@ -74,8 +74,8 @@ class PostgresDatabase(Database):
         self.core_migrations = {self.dialect: [str(path) for path in MIGRATIONS.glob("*.sql")]}
         self._processes = ProcessTable(self.clock.domain)
         self.links = Links(address, busy_timeout_seconds)
-        self.writers: set[int] = set()
-        """The threads that are inside a transaction; a call from there would wait for itself."""
+        self.writers: set[tuple[int, int]] = set()
+        """The processes and threads that are inside a transaction; a call from there would wait for itself."""
         self.read_message = statements.begin_read(self.schema)
         self._version = len(self.core_migrations[self.dialect])
         self._listener = Listener(self.links) if address.listening else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from contextlib import suppress
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -38,8 +37,9 @@ CLOSE_SECONDS = 1.0
 # psycopg prepares a statement when it runs for the sixth time; behind a pooling proxy it must not.
 PREPARE_AFTER = 5
 
-# What the pool says of a lost server is ours to say; without this it goes to stderr too.
-logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
+# The pool's name. What it says of a lost server, twice for each try, is ours to say; other pools say what they like.
+NAME = "agent-checkpoint"
+logging.getLogger("psycopg.pool").addFilter(lambda record: NAME not in (record.args or ()))
 
 # What a forked child has of its parent's: not its to close, nor to collect.
 _abandoned: list[object] = []
@@ -188,7 +188,7 @@ class Links:
             min_size=0,
             max_size=self._address.pool_size,
             open=False,
-            name="agent-checkpoint",
+            name=NAME,
             max_idle=IDLE_SECONDS,
             max_lifetime=LIFE_SECONDS,
             reconnect_timeout=0,

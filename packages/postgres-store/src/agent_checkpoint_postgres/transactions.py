@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 import psycopg
 
 from agent_checkpoint.database import Reader, Transaction
-from agent_checkpoint.errors import OutcomeUnknownError, ReentrancyError, StorageError
+from agent_checkpoint.errors import ReentrancyError, StorageError
 from agent_checkpoint_postgres import event_ids, statements, tables
 from agent_checkpoint_postgres.event_ids import FIRST, next_id, settled
+from agent_checkpoint_postgres.outcome import Sent, find_out
 from agent_checkpoint_postgres.translate import ended, translate
 
 if TYPE_CHECKING:
@@ -27,14 +28,10 @@ T = TypeVar("T")
 
 # Between two tries to begin, while the server is away.
 PAUSE_SECONDS = 0.02
-# Between two looks whether a commit whose answer was lost is still under way.
-LOOK_SECONDS = 0.05
 
 # The server or the connection went away: what became of the commit it does not say.
 LOST = ("57P", "08")
 IN_TRANSACTION = psycopg.pq.TransactionStatus.INTRANS
-# What became of a transaction, by its id; it fails for an id that this server has never given out.
-OUTCOME = "SELECT pg_xact_status('{id}'::xid8)"
 
 
 def begun(database: PostgresDatabase, deadline: float, migrating: bool, step: Callable[[Link], T]) -> tuple[Link, T]:
@@ -83,6 +80,8 @@ class PostgresRead(Reader):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if self._link.pid != os.getpid():
+            raise ReentrancyError("this process was forked inside a read of the store, which is its parent's to end")
         try:
             self._link.own.execute(b"COMMIT")
         except psycopg.Error:
@@ -92,6 +91,8 @@ class PostgresRead(Reader):
             self._database.links.give_back(self._link)
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
+        if self._link.pid != os.getpid():
+            raise ReentrancyError("this process was forked inside a read of the store, which is its parent's to use")
         return fetch(self._link, sql, parameters, self._database.name)
 
     def tables(self) -> list[Table]:
@@ -107,27 +108,28 @@ class PostgresTransaction(Transaction):
         self._database = database
         self._locks = locks
         self._migrating, _, within, durable = terms
+        self._told = durable
         self._durable = durable and database.synchronous == "full"
         self._busy_seconds = database.busy_seconds if within is None else min(within, database.busy_seconds)
-        self._thread = get_ident()
         self._pid = os.getpid()
+        self._writer = (self._pid, get_ident())
         self._events = FIRST
 
     def __enter__(self) -> PostgresTransaction:
         database = self._database
         deadline = monotonic() + self._busy_seconds
-        if self._thread in database.writers:
+        if self._writer in database.writers:
             raise ReentrancyError(
                 "the body of a store transaction called the store: it would wait for itself",
                 hint="use the transaction's own methods inside its block, the store after it",
             )
-        database.writers.add(self._thread)
+        database.writers.add(self._writer)
         try:
             self._link, answer = begun(
                 database, deadline, self._migrating, lambda link: link.ask(self._message(deadline))
             )
         except BaseException:
-            database.writers.discard(self._thread)
+            database.writers.discard(self._writer)
             raise
         wall, oldest, self._id = answer
         self.moment = database.moment(wall)
@@ -144,11 +146,12 @@ class PostgresTransaction(Transaction):
             self._link = None
             raise ReentrancyError("this process was forked inside a store transaction, which is its parent's to end")
         link, self._link = self._link, None
-        self._database.writers.discard(self._thread)
+        self._database.writers.discard(self._writer)
         assert link is not None
+        lost = None
         try:
             if kind is None:
-                self._commit(link)
+                lost = _commit(link, self._database.name)
             elif link.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
                 link.own.execute(b"ROLLBACK")
         except psycopg.Error as failed:
@@ -159,12 +162,14 @@ class PostgresTransaction(Transaction):
             self._database.links.discard(link)
             raise
         else:
-            self._database.links.give_back(link)
+            self._database.links.give_back(link)  # first: it may be the only one
+            if lost is not None:
+                find_out(self._database, self._sent(link), lost)
 
     def __del__(self) -> None:
         # Where an interrupt struck before the end could do its work.
         if self._link is not None and self._pid == os.getpid():
-            self._database.writers.discard(self._thread)
+            self._database.writers.discard(self._writer)
             self._database.links.discard(self._link)
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
@@ -226,62 +231,24 @@ class PostgresTransaction(Transaction):
             raise ended(self._database.name)
         return link
 
-    def _commit(self, link: Link) -> None:
-        if link.info.transaction_status != IN_TRANSACTION:
-            raise ended(self._database.name)
-        try:
-            link.own.execute(b"COMMIT")
-        except psycopg.OperationalError as error:
-            if not (link.closed or (error.sqlstate or "").startswith(LOST)):
-                raise  # the server has answered: it did not commit
-            self._find_out(error, link.timeline)
-            return
-        if link.own.statusmessage != "COMMIT":
-            raise ended(self._database.name)
-
-    def _find_out(self, error: psycopg.Error, timeline: str) -> None:
-        """The answer to the commit was lost: ask the server what became of the transaction.
-
-        Another timeline may have given the id to another transaction.
-
-        Raises:
-            StorageUnreachableError: ``undone``: it surely was not committed.
-            OutcomeUnknownError: nobody can tell.
-        """
-        database = self._database
-        deadline = monotonic() + database.busy_seconds
-        status = "in progress"
-        while status == "in progress" and monotonic() < deadline:
-            status = _status(database, self._id, timeline, deadline)
-            if status == "in progress":  # the server has not yet noticed that we are gone
-                sleep(LOOK_SECONDS)
-        if status == "committed":
-            return
-        if status == "aborted":
-            raise translate(error, database.name) from error
-        raise OutcomeUnknownError(
-            f"{database.name}: the connection was lost while committing; it may have happened", database=database.name
-        ) from error
+    def _sent(self, link: Link) -> Sent:
+        event = None if self._events == FIRST else next_id(self._id, link.ahead, 0)
+        return Sent(self._id, event, self.moment.wall_ns, link.timeline, link.life, self._told)
 
 
-def _status(database: PostgresDatabase, number: int, timeline: str, deadline: float) -> str:
-    """What the server says of a transaction: committed, aborted, in progress, or unknown."""
-    link = None
+def _commit(link: Link, place: str) -> psycopg.Error | None:
+    """Commit; the error where the answer was lost, raised where the server answered that it did not."""
+    if link.info.transaction_status != IN_TRANSACTION:
+        raise ended(place)
     try:
-        link = database.borrow(deadline)
-        if not timeline or link.timeline != timeline:
-            return "unknown"
-        (found,) = link.ask(OUTCOME.format(id=number).encode())
-        return found or "unknown"
-    except StorageError as error:
-        return "in progress" if error.undone else "unknown"
-    except psycopg.OperationalError:
-        return "in progress"
-    except psycopg.Error:
-        return "unknown"
-    finally:
-        if link is not None:
-            database.links.give_back(link)
+        link.own.execute(b"COMMIT")
+    except psycopg.OperationalError as error:
+        if link.closed or (error.sqlstate or "").startswith(LOST):
+            return error
+        raise
+    if link.own.statusmessage != "COMMIT":
+        raise ended(place)
+    return None
 
 
 def fetch(link: Link, sql: str, parameters: Parameters, place: str) -> list[Row]:

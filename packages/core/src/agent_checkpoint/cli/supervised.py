@@ -62,7 +62,7 @@ def _run(arguments: Namespace) -> Answer:
         raise InvalidInputError("command: is missing; give it behind '--'", field="command", hint="run SCOPE -- make")
     report = Report(arguments.status_fd)
     try:
-        status = _hold(arguments, store(arguments), report)
+        status = hold(arguments, store(arguments), report)
     except LeaseHeldError as held:
         if arguments.if_held == "fail":
             report.write(held.exit_status, held.code, held.facts)
@@ -108,16 +108,16 @@ class Report:
             output.warn("status-fd", f"how it ended cannot be written to descriptor {self._fd}: {error.strerror}")
 
 
-def _hold(arguments: Namespace, opened: StateStore, report: Report) -> int:
+def hold(arguments: Namespace, opened: StateStore, report: Report) -> int:
     ttl = seconds("ttl_seconds", arguments.ttl)
     ttl = DEFAULT_TTL if ttl is None else ttl
     grace = _grace(ttl, seconds("grace_seconds", arguments.grace))
     owner = f"{os.uname().nodename}:{os.getpid()}" if arguments.owner is None else arguments.owner
     wait, limit = wait_seconds(arguments.wait, 0.0), integer("limit", arguments.limit)
-    hold = partial(opened.hold, arguments.scope, owner, ttl, wait_seconds=wait, limit=limit)
+    holding = partial(opened.hold, arguments.scope, owner, ttl, wait_seconds=wait, limit=limit)
     # Looked at first, and asked for once in vain: what cannot be passed on, or is invalid, forks nothing.
     outer = environment.held(opened, os.environ)
-    hold()
+    holding()
     if wait and any(fence.scope == arguments.scope for fence in outer):
         _refuse_waiting_for_oneself(opened, arguments.scope)
     # Forked before the store is opened: the guard shares no database, and there are no threads.
@@ -125,7 +125,7 @@ def _hold(arguments: Namespace, opened: StateStore, report: Report) -> int:
     try:
         if arguments.init:
             opened.initialize()
-        entered = hold(on_lost=lambda *_: supervisor.lose())
+        entered = holding(on_lost=lambda *_: supervisor.lose())
         held = entered.__enter__()
         try:
             environ = {**os.environ, **variables(opened.address, held.fence, outer)}

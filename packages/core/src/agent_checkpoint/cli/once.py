@@ -1,0 +1,200 @@
+"""``once``: a command that is run once for a key, however often it is asked for.
+
+It runs under a lease: the environment's, where there is one, else one of its
+own, as ``run`` would hold it. In that case this program is started once more,
+as the command that ``run`` supervises.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+
+from agent_checkpoint.cli import environment, output, supervised
+from agent_checkpoint.cli.opening import store
+from agent_checkpoint.cli.parser import Answer, Command, integer, wait_seconds
+from agent_checkpoint.errors import InvalidInputError, NotFoundError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from typing import Any
+
+    from agent_checkpoint.acting import Acting
+    from agent_checkpoint.records import Fence
+    from agent_checkpoint.store import StateStore
+
+# What is kept of a command's output.
+MOST_BYTES = 1024 * 1024
+CANNOT_EXECUTE = (126, 127)
+# This program, whatever lies in the working directory.
+AGAIN = "import sys; '' in sys.path and sys.path.remove(''); from agent_checkpoint.cli import script; script()"
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("key", metavar="KEY", help="what names the action: it is done once for it, for ever")
+    parser.add_argument(
+        "--scope", metavar="SCOPE", help="whose lease to run under (the environment's, else effect/KEY)"
+    )
+    parser.add_argument("--owner", help="who asks, where it takes a lease of its own (the machine and the process)")
+    parser.add_argument("--ttl", metavar="SECONDS", help="seconds that lease lasts without a heartbeat (30)")
+    parser.add_argument("--wait", metavar="SECONDS|forever", help="seconds to queue for it (forever)")
+    parser.add_argument("--no-wait", action="store_true", help="exit 75 at once when another is at it")
+    parser.add_argument("--request", metavar="TEXT", help="what is asked for: the same key with another one is refused")
+    parser.add_argument("--result-file", metavar="FILE", help="the result is in FILE, not in the command's output")
+    parser.add_argument(
+        "--not-done-status", metavar="N,…", default="", help="exit statuses that say that surely nothing was done"
+    )
+    parser.add_argument("--init", action="store_true", help="create the store if there is none")
+
+
+def _once(arguments: Namespace) -> Answer:
+    if arguments.field is not None:
+        raise InvalidInputError("field: once prints the result and nothing else", field="field")
+    if not arguments.command:
+        raise InvalidInputError(
+            "command: is missing; give it behind '--'", field="command", hint="once KEY -- ./pay.sh"
+        )
+    not_done = _statuses(arguments.not_done_status)
+    opened = store(arguments)
+    if arguments.init:
+        opened.initialize()
+    fence = _held(opened, arguments.scope)
+    if fence is not None:
+        status = _act(opened, fence, arguments, not_done)
+    elif (known := opened.get_effect(arguments.key)) is not None and known.state == "done" and not arguments.request:
+        status = _tell(known.result)  # nobody need be waited for
+    else:
+        status = _under_a_lease(opened, arguments)
+    return Answer(None, status=status, silent=True)
+
+
+def _held(opened: StateStore, scope: str | None) -> Fence | None:
+    """The environment's lease to run under."""
+    fences = [each for each in environment.held(opened, os.environ) if scope in (None, each.scope)]
+    return fences[-1] if fences else None
+
+
+def _under_a_lease(opened: StateStore, arguments: Namespace) -> int:
+    """Run this program again, as a command that ``run`` supervises."""
+    again = [sys.executable, "-c", AGAIN, "once", arguments.key]
+    for name in ("request", "result_file", "busy_timeout"):
+        value = getattr(arguments, name)
+        again += [] if value is None else [f"--{name.replace('_', '-')}={value}"]
+    again += [f"--not-done-status={arguments.not_done_status}", "--", *arguments.command]
+    wait = "0" if arguments.no_wait else arguments.wait or "forever"
+    wait_seconds(wait, 0.0)
+    for name, value in {
+        "scope": arguments.scope or f"effect/{arguments.key}",
+        "wait": wait,
+        "limit": None,
+        "grace": None,
+        "on_lost": "term",
+        "if_held": "fail",
+        "command": again,
+    }.items():
+        setattr(arguments, name, value)
+    return supervised.hold(arguments, opened, supervised.Report(None))
+
+
+def _act(opened: StateStore, fence: Fence, arguments: Namespace, not_done: frozenset[int]) -> int:
+    with opened.effect(arguments.key, lease=fence, request=arguments.request) as effect:
+        if not effect.fresh:
+            return _tell(effect.result)
+        status, kept = _run(effect, arguments.command)
+        if status == 0:
+            if arguments.result_file is not None:
+                kept = _read(effect, arguments.result_file)
+            effect.done(_result(kept))
+        elif status in not_done or status in CANNOT_EXECUTE:
+            effect.failed()
+        else:
+            effect.leave(f"the command exited with status {status}")
+            output.warn(
+                "effect-unknown",
+                f"the command exited with status {status}: whether {arguments.key!r} happened is not known; look, "
+                f"then: agent-checkpoint effect resolve {arguments.key} --done (or --retry)",
+            )
+        return status
+
+
+def _run(effect: Acting, command: list[str]) -> tuple[int, bytes]:
+    """Run the command, and pass its output on as it comes: its status, as a shell would say it, and what is kept."""
+    import subprocess
+
+    try:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603 -- what we were asked to run
+    except OSError as error:
+        effect.failed()
+        missing = isinstance(error, FileNotFoundError)
+        what = NotFoundError if missing else InvalidInputError
+        raise what(f"command: cannot execute {command[0]!r}: {error.strerror}") from error
+    assert child.stdout is not None
+    kept = bytearray()
+    with child.stdout:
+        while chunk := os.read(child.stdout.fileno(), 65_536):
+            kept += chunk[: MOST_BYTES + 1 - len(kept)]
+            _pass_on(chunk)
+    status = child.wait()
+    return (status if status >= 0 else 128 - status), bytes(kept)
+
+
+def _pass_on(chunk: bytes) -> None:
+    """To stdout, as long as somebody reads: the command goes on, and its result is kept."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+        while chunk:
+            chunk = chunk[os.write(sys.stdout.fileno(), chunk) :]
+    except OSError:
+        output.silence(sys.stdout)
+
+
+def _read(effect: Acting, path: str) -> bytes:
+    try:
+        with open(path, "rb") as source:
+            return source.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        effect.done(None)  # that it happened is what counts
+        raise InvalidInputError(f"result_file: it is done, but its result cannot be read: {error}") from error
+
+
+def _result(kept: bytes) -> dict[str, Any]:
+    """The output as JSON."""
+    truncated, kept = len(kept) > MOST_BYTES, kept[:MOST_BYTES]
+    try:
+        return {"output": kept.decode(), "truncated": truncated}
+    except UnicodeDecodeError:
+        return {"output_base64": base64.b64encode(kept).decode(), "truncated": truncated}
+
+
+def _tell(result: Any) -> int:
+    """Print a recorded result: the output byte for byte, other results as JSON."""
+    if isinstance(result, dict) and result.keys() == {"output", "truncated"}:
+        _pass_on(result["output"].encode())
+    elif isinstance(result, dict) and result.keys() == {"output_base64", "truncated"}:
+        _pass_on(base64.b64decode(result["output_base64"]))
+    elif result is not None:
+        import json
+
+        output.write(json.dumps(result, indent=2, sort_keys=True) + "\n")
+    return 0
+
+
+def _statuses(text: str) -> frozenset[int]:
+    found = set()
+    for part in filter(None, text.split(",")):
+        status = integer("not_done_status", part.strip())
+        if status is None or not 1 <= status <= 255:
+            raise InvalidInputError("not_done_status: must be exit statuses from 1 to 255", field="not_done_status")
+        found.add(status)
+    return frozenset(found)
+
+
+COMMANDS = {
+    "once": Command(
+        "Run a command once for a key; later calls print its result.", _arguments, _once, takes_command=True
+    )
+}
