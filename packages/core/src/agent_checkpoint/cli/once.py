@@ -14,7 +14,7 @@ import sys
 from agent_checkpoint.cli import environment, output, supervised
 from agent_checkpoint.cli.opening import store
 from agent_checkpoint.cli.parser import Answer, Command, integer, wait_seconds
-from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.errors import InvalidInputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # What is kept of a command's output.
 MOST_BYTES = 1024 * 1024
-CANNOT_EXECUTE = (126, 127)
+CANNOT_EXECUTE, NOT_FOUND = 126, 127
 # This program, whatever lies in the working directory.
 AGAIN = "import sys; '' in sys.path and sys.path.remove(''); from agent_checkpoint.cli import script; script()"
 
@@ -54,7 +54,7 @@ def _once(arguments: Namespace) -> Answer:
         raise InvalidInputError("field: once prints the result and nothing else", field="field")
     if not arguments.command:
         raise InvalidInputError(
-            "command: is missing; give it behind '--'", field="command", hint="once KEY -- ./pay.sh"
+            "command: is missing; give it behind '--'", field="command", hint="agent-checkpoint once KEY -- ./pay.sh"
         )
     not_done = _statuses(arguments.not_done_status)
     opened = store(arguments)
@@ -62,12 +62,12 @@ def _once(arguments: Namespace) -> Answer:
         opened.initialize()
     fence = _held(opened, arguments.scope)
     if fence is not None:
-        status = _act(opened, fence, arguments, not_done)
-    elif (known := opened.get_effect(arguments.key)) is not None and known.state == "done" and not arguments.request:
-        status = _tell(known.result)  # nobody need be waited for
-    else:
-        status = _under_a_lease(opened, arguments)
-    return Answer(None, status=status, silent=True)
+        return Answer(None, status=_act(opened, fence, arguments, not_done), silent=True)
+    known = opened.get_effect(arguments.key)
+    if known is not None and known.state == "done" and arguments.request is None:
+        return Answer(None, status=_tell(known.result), silent=True)  # nobody need be waited for
+    opened.close()  # what is to be forked shares no database
+    return Answer(None, status=_under_a_lease(store(arguments), arguments), silent=True)
 
 
 def _held(opened: StateStore, scope: str | None) -> Fence | None:
@@ -102,12 +102,12 @@ def _act(opened: StateStore, fence: Fence, arguments: Namespace, not_done: froze
     with opened.effect(arguments.key, lease=fence, request=arguments.request) as effect:
         if not effect.fresh:
             return _tell(effect.result)
-        status, kept = _run(effect, arguments.command)
+        status, kept = _run(arguments.command)
         if status == 0:
             if arguments.result_file is not None:
                 kept = _read(effect, arguments.result_file)
             effect.done(_result(kept))
-        elif status in not_done or status in CANNOT_EXECUTE:
+        elif status in not_done or status in (CANNOT_EXECUTE, NOT_FOUND):
             effect.failed()
         else:
             effect.leave(f"the command exited with status {status}")
@@ -119,17 +119,15 @@ def _act(opened: StateStore, fence: Fence, arguments: Namespace, not_done: froze
         return status
 
 
-def _run(effect: Acting, command: list[str]) -> tuple[int, bytes]:
+def _run(command: list[str]) -> tuple[int, bytes]:
     """Run the command, and pass its output on as it comes: its status, as a shell would say it, and what is kept."""
     import subprocess
 
     try:
         child = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603 -- what we were asked to run
     except OSError as error:
-        effect.failed()
-        missing = isinstance(error, FileNotFoundError)
-        what = NotFoundError if missing else InvalidInputError
-        raise what(f"command: cannot execute {command[0]!r}: {error.strerror}") from error
+        output.warn("command-not-found", f"cannot execute {command[0]!r}: {error.strerror}")
+        return (NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE), b""
     assert child.stdout is not None
     kept = bytearray()
     with child.stdout:
