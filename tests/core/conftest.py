@@ -201,6 +201,7 @@ def set_version(path: Path, version: int) -> None:
         connection.execute("UPDATE components SET version = ? WHERE component = 'core'", (version,))
 
 
+# Runs with -S: it needs no packages, and starts at once.
 HOLD = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
@@ -214,7 +215,7 @@ sys.stdin.read()
 def held(path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process sits on the write lock."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-S", "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         try:
             assert holder.stdout is not None

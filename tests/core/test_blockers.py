@@ -62,7 +62,7 @@ def wait_until(true: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def start(path: Path, store: StateStore) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+def start(path: Path, store: StateStore, unmeasured: None) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(source: str) -> subprocess.Popen[str]:

@@ -169,7 +169,7 @@ json.dump(results, sys.stdout)
 def on_a_small_disk(disk: Path, script: str) -> dict[str, Answer]:
     """Run a script on a disk of 512 KiB; the answers of its commands by their names."""
     mount = 'mount -t tmpfs -o size=512k tmpfs "$0" && exec "$@"'
-    done = process("unshare", "-m", "sh", "-c", mount, disk, sys.executable, "-c", DISK, disk, script)
+    done = process("unshare", "-m", "sh", "-c", mount, disk, sys.executable, "-S", "-c", DISK, disk, script)
     return {name: Answer(*answer) for name, answer in done.value().items()}
 
 

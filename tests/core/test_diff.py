@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_checkpoint.diff import difference
@@ -67,7 +67,6 @@ def _place(root: dict[str, Any], path: str) -> tuple[Any, str]:
     return parent, last
 
 
-@settings(deadline=None, max_examples=200)
 @given(VALUES, VALUES)
 def test_the_operations_applied_to_the_old_value_give_the_new_one(old: Any, new: Any) -> None:
     operations = list(difference(old, new))
@@ -75,7 +74,6 @@ def test_the_operations_applied_to_the_old_value_give_the_new_one(old: Any, new:
     assert as_json(applied(old, operations)) == as_json(new)
 
 
-@settings(deadline=None, max_examples=50)
 @given(VALUES, VALUES)
 def test_a_change_deep_inside_touches_nothing_beside_it(old: Any, new: Any) -> None:
     whole = {"beside": [1, {"x": None}], "deep": [0, {"inside": old}]}
@@ -86,7 +84,6 @@ def test_a_change_deep_inside_touches_nothing_beside_it(old: Any, new: Any) -> N
     assert all(path == "/deep/1/inside" or path.startswith("/deep/1/inside/") for path in paths)
 
 
-@settings(deadline=None, max_examples=50)
 @given(VALUES)
 def test_a_value_does_not_differ_from_its_copy(value: Any) -> None:
     assert list(difference(value, json.loads(json.dumps(value)))) == []

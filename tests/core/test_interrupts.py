@@ -176,7 +176,7 @@ def test_a_frozen_process_at_the_gate_does_not_outlast_a_short_lease(path: Path)
         store.initialize()
         lease = store.acquire("release", "worker-a", ttl_seconds=3)
         sitter = subprocess.Popen(
-            [sys.executable, "-c", FROZEN, str(path) + "-gate"], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-S", "-c", FROZEN, str(path) + "-gate"], stdout=subprocess.PIPE, text=True
         )
         try:
             assert sitter.stdout is not None

@@ -113,7 +113,7 @@ Start = Callable[..., Other]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(unmeasured: None) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, source: str = ASKED, prefix: list[str] | tuple[()] = ()) -> Other:

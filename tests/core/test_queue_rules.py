@@ -590,7 +590,7 @@ def anything_may_happen(world: World, examples: int, steps: int = 40, **more: An
 
 
 def test_whatever_happens_to_a_scope_its_promises_hold(world: World) -> None:
-    anything_may_happen(world, 60, 30)
+    anything_may_happen(world, 30, 30)
 
 
 @pytest.mark.long

@@ -24,6 +24,8 @@ LONG = 60.0
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans can be adopted on Linux only")
 
 PROGRAM = str(Path(__file__).parents[1] / "supervised.py")
+# A command that needs no packages, and starts at once.
+BARE = (sys.executable, "-S")
 
 
 def wait_until(true: Callable[[], object]) -> None:
@@ -166,7 +168,7 @@ def test_a_pipe_ends_when_the_command_is_gone(start: Start) -> None:
 def test_arguments_arrive_as_they_are(start: Start) -> None:
     source = "import os, sys; os.write(1, b'|'.join(map(os.fsencode, sys.argv[1:])))"
     words = ["two words", "$HOME", "*", "", "'", "\\", "a\nb", "ü", b"\xff\xfe", "--", "-c"]
-    out, _ = start(sys.executable, "-c", source, *words).end()
+    out, _ = start(*BARE, "-c", source, *words).end()
     assert out == b"|".join(map(os.fsencode, words))
 
 
@@ -198,7 +200,7 @@ open(sys.argv[1], "w").write(repr(found))
 
 def test_no_descriptor_of_ours_reaches_the_command_and_those_passed_on_do(start: Start, tmp_path: Path) -> None:
     reading, writing = os.pipe()
-    start(sys.executable, "-c", OPEN, str(tmp_path / "fds"), popen={"pass_fds": [writing]}).end()
+    start(*BARE, "-c", OPEN, str(tmp_path / "fds"), popen={"pass_fds": [writing]}).end()
     assert json.loads((tmp_path / "fds").read_text()) == [0, 1, 2, writing]
     os.close(writing)
     os.close(reading)
@@ -208,7 +210,7 @@ def test_no_descriptor_of_ours_reaches_the_command_and_those_passed_on_do(start:
 def test_standard_files_that_were_closed_stay_closed(start: Start, tmp_path: Path, closed: tuple[int, ...]) -> None:
     shut = " ".join(f"{fd}>&-" for fd in closed)
     before = ["sh", "-c", f'exec "$@" {shut}', "sh"]
-    start(sys.executable, "-c", OPEN, str(tmp_path / "fds"), popen={"before": before}).end()
+    start(*BARE, "-c", OPEN, str(tmp_path / "fds"), popen={"before": before}).end()
     assert json.loads((tmp_path / "fds").read_text()) == [fd for fd in (0, 1, 2) if fd not in closed]
 
 
@@ -283,7 +285,7 @@ def test_signals_are_ignored_and_blocked_as_without_us(start: Start, before: str
 def test_signals_that_were_blocked_stay_blocked(start: Start) -> None:
     body = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2, signal.SIGTERM}); plain()"
     source = "import signal; print(*sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
-    out, _ = start(sys.executable, "-c", source, body=body).end()
+    out, _ = start(*BARE, "-c", source, body=body).end()
     assert out.split() == [str(number).encode() for number in (signal.SIGUSR2, signal.SIGTERM)]
 
 
@@ -342,7 +344,7 @@ if os.fork(): os._exit(0)
 for fd in range(3): os.close(fd)
 time.sleep(100)
 """
-    _, how = start(sys.executable, "-c", daemon).end()
+    _, how = start(*BARE, "-c", daemon).end()
     assert how == ended(0)
 
 
@@ -566,12 +568,13 @@ int main(void) { for (;;) { setsid(); if (fork() > 0) _exit(0); } }
 
 
 @on_linux
-def test_what_flees_by_forking_is_caught(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_what_flees_by_forking_is_caught(start: Start, tmp_path: Path, times: int) -> None:
     (tmp_path / "comet.c").write_text(COMET)
     comet = str(tmp_path / "comet")
     if subprocess.run(["cc", "-O2", "-o", comet, f"{comet}.c"], check=False).returncode:
         pytest.skip("there is no C compiler")
-    for _ in range(5):
+    for _ in range(times):
         assert start("sh", "-c", f"{comet}; {comet}; exit 3", grace=0.05).end()[1] == ended(3)
 
 

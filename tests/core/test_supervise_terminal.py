@@ -20,6 +20,8 @@ import pytest
 # Longer than anything here takes: only a hang reaches it.
 LONG = 60.0
 PROGRAM = str(Path(__file__).parents[1] / "supervised.py")
+# A program that needs no packages, and starts at once.
+BARE = (sys.executable, "-S")
 CTRL_C, CTRL_Z = "\x03", "\x1a"
 PROMPT = "prompt> "
 
@@ -50,7 +52,7 @@ class Terminal:
         self.master, slave = pty.openpty()
         environ = {**os.environ, "PS1": PROMPT, "TERM": "dumb", "INPUTRC": "/dev/null"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LEAD, *argv], stdin=slave, stdout=slave, stderr=slave, env=environ
+            [*BARE, "-c", LEAD, *argv], stdin=slave, stdout=slave, stderr=slave, env=environ
         )
         os.close(slave)
 
@@ -133,7 +135,7 @@ READS = "echo started; read x; echo read $x"
 
 
 def test_a_command_is_in_the_foreground_and_the_shell_is_afterwards(shell: Terminal) -> None:
-    assert shell.does(f'run {sys.executable} -c "{IS_IN_FOREGROUND}"; echo $?') == "it has True\n0"
+    assert shell.does(f'run {sys.executable} -S -c "{IS_IN_FOREGROUND}"; echo $?') == "it has True\n0"
     shell.type(f"run bash -c '{READS}'\n")
     shell.expect("started")
     shell.type("a word\n")
@@ -160,7 +162,7 @@ while True:
 def test_an_interrupt_from_the_keyboard_reaches_the_command_alone(shell: Terminal) -> None:
     # The wrapper does not hear it: the second one would kill.
     (shell.where / "counts.py").write_text(COUNTS)
-    shell.type(f"run {sys.executable} counts.py\n")
+    shell.type(f"run {sys.executable} -S counts.py\n")
     shell.expect("started")
     for number in (1, 2, 3):
         shell.type(CTRL_C)

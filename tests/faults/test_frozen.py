@@ -167,7 +167,7 @@ class Writers:
             return errors.read()
 
 
-@pytest.mark.parametrize("times", [15, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.long)])
 @pytest.mark.parametrize("how", ["open", "anew"])
 def test_a_writer_frozen_at_any_moment_stops_nobody_who_is_not_told(path: Path, times: int, how: str) -> None:
     times = times if how == "open" else times // 2
@@ -313,7 +313,8 @@ def test_threads_go_around_a_frozen_holder_of_the_gate_together(path: Path, sitt
         go_on(frozen)
 
 
-def test_a_store_is_made_past_a_frozen_founder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [6, pytest.param(60, marks=pytest.mark.long)])
+def test_a_store_is_made_past_a_frozen_founder(tmp_path: Path, times: int) -> None:
     # Frozen at any moment of making it: others make it, or are told who is in the way.
     source = """
 import sys
@@ -324,7 +325,7 @@ with StateStore(sys.argv[1]) as store:
     store.initialize()
     print("done", flush=True)
 """
-    for number in range(12):
+    for number in range(times):
         path = tmp_path / f"store-{number}" / "agents.db"
         founder = subprocess.Popen(
             [sys.executable, "-c", source, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -104,8 +104,9 @@ def work(path: Path, rounds: int) -> list[dict[str, Any]]:
         end(workers)
 
 
-def test_twenty_processes_share_a_scope_without_a_token_or_sequence_twice(quick: Path) -> None:
-    path, rounds = quick / "state" / "agents.db", 200
+@pytest.mark.parametrize("rounds", [50, pytest.param(200, marks=pytest.mark.long)])
+def test_twenty_processes_share_a_scope_without_a_token_or_sequence_twice(quick: Path, rounds: int) -> None:
+    path = quick / "state" / "agents.db"
     answers = work(path, rounds)
 
     everything = range(1, PROCESSES * rounds + 1)
@@ -146,8 +147,9 @@ def test_twenty_processes_share_a_scope_without_a_token_or_sequence_twice(quick:
     assert "broken" not in verdicts.values()
 
 
-def test_twenty_processes_make_a_store_together_and_one_of_them_made_it(tmp_path: Path) -> None:
-    stores = [tmp_path / f"folder-{number}" / "deeper" / "agents.db" for number in range(10)]
+@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.long)])
+def test_twenty_processes_make_a_store_together_and_one_of_them_made_it(tmp_path: Path, times: int) -> None:
+    stores = [tmp_path / f"folder-{number}" / "deeper" / "agents.db" for number in range(times)]
     founders = [start(FOUNDER, number) for number in range(PROCESSES)]
     try:
         for path in stores:

@@ -153,7 +153,7 @@ def check_expired_once_by(run: Run, who: int) -> None:
     assert last < expired["at"]
 
 
-TIMES = [10, pytest.param(50, marks=pytest.mark.long)]
+TIMES = [5, pytest.param(50, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("times", TIMES)

@@ -22,12 +22,14 @@ from agent_checkpoint.store import StateStore
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
     from types import TracebackType
     from typing import Any, Literal, ParamSpec, TypeVar
 
     from agent_checkpoint.aacting import AsyncActing
     from agent_checkpoint.acting import Resolution
     from agent_checkpoint.aholding import AsyncHeldLease, AsyncHold
+    from agent_checkpoint.archive import Archived
     from agent_checkpoint.change import Outcome
     from agent_checkpoint.clock import Clock
     from agent_checkpoint.fenced import FencedWrite
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
         Pruned,
         Status,
     )
+    from agent_checkpoint.retention import Freed
     from agent_checkpoint.transfer import Moved
 
     P = ParamSpec("P")
@@ -287,6 +290,24 @@ class AsyncStateStore:
     ) -> list[Event]:
         """See ``StateStore.events``."""
         return await self._run(self._store.events, limit, after, scope, workflow, kind)
+
+    async def archive_events(
+        self, before: datetime, to: str | os.PathLike[str], progress: Callable[[int], object] | None = None
+    ) -> Archived:
+        """See ``StateStore.archive_events``; ``progress`` is called in a thread."""
+        return await self._run(self._store.archive_events, before, to, progress)
+
+    async def retention(self) -> dict[str, Any]:
+        """See ``StateStore.retention``."""
+        return await self._run(self._store.retention)
+
+    async def set_retention(self, rule: str, value: Any) -> dict[str, Any]:
+        """See ``StateStore.set_retention``."""
+        return await self._run(self._store.set_retention, rule, value)
+
+    async def apply_retention(self, dry_run: bool = False) -> list[Freed]:
+        """See ``StateStore.apply_retention``."""
+        return await self._run(self._store.apply_retention, dry_run)
 
     async def stamp(self) -> object:
         """See ``StateStore.stamp``."""

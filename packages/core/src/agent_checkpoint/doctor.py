@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 from agent_checkpoint import plugins as plugin_rules
+from agent_checkpoint import retention
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.ledger import components
+from agent_checkpoint.ledger import retention as rows
 from agent_checkpoint.records import Check
 from agent_checkpoint.version import __version__
 
@@ -22,6 +24,7 @@ def examine(database: Database, plugins: Plugins) -> list[Check]:
         Check("package_version", "ok", __version__, "agent-checkpoint-core"),
         *database.health(),
         _schema(database),
+        _growth(database),
         _plugins(plugins),
     ]
 
@@ -36,6 +39,15 @@ def _schema(database: Database) -> Check:
         return Check("schema", "warning", None, f"the store was moved to {moved}, and takes no write any more")
     versions = {component: version for component, version, _ in found}
     return Check("schema", "ok", versions, "the tables are of the version that this package writes")
+
+
+def _growth(database: Database) -> Check:
+    try:
+        with database.read() as reader:
+            grown, rules = retention.growth(reader), rows.rules(reader)
+    except StorageError as error:
+        return Check("growth", "broken", None, str(error))
+    return Check("growth", "ok", {**grown, "policy": rules}, "'prune --apply-policy --dry-run' says what would go")
 
 
 def _plugins(plugins: Plugins) -> Check:

@@ -141,8 +141,9 @@ class Pulse:
 class Heart:
     """Renews what one store holds in this process."""
 
-    def __init__(self, changes: Changes) -> None:
+    def __init__(self, changes: Changes, keep_house: Callable[[], object]) -> None:
         self._changes = changes
+        self._keep_house = keep_house
         self._clock = changes.database.clock
         self._start()
 
@@ -198,6 +199,7 @@ class Heart:
             self._sweep_at = now + MINUTE_NS
             with suppress(AgentCheckpointError):
                 leases.sweep(self._changes)
+                self._keep_house()
 
     def _renew(self, pulses: list[Pulse], telling: bool) -> None:
         asked_at = self._clock.ticks_ns()

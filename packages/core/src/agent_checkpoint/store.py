@@ -19,10 +19,12 @@ from agent_checkpoint.sqlite.database import SqliteDatabase
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
     from types import TracebackType
     from typing import Any, Literal
 
     from agent_checkpoint.acting import Acting, Resolution
+    from agent_checkpoint.archive import Archived
     from agent_checkpoint.change import Outcome
     from agent_checkpoint.database import Database, Reader
     from agent_checkpoint.fenced import FencedWrite, Part
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         Pruned,
         Status,
     )
+    from agent_checkpoint.retention import Freed
     from agent_checkpoint.rules.grant import Ask
     from agent_checkpoint.transfer import Moved
 
@@ -86,6 +89,7 @@ class StateStore:
         self._changes = Changes(self._database, self._plugins)
         self._holders = Holders()
         self._hearts: dict[str, Heart] = {}
+        self._kept_house_at: int | None = None
 
     @property
     def database(self) -> str:
@@ -447,6 +451,54 @@ class StateStore:
         refuse_inside_hook()
         return journal.events(self._database, limit, after, scope, workflow, kind)
 
+    def archive_events(
+        self, before: datetime, to: str | os.PathLike[str], progress: Callable[[int], object] | None = None
+    ) -> Archived:
+        """Move the audit log's part from before a time into a new file; what the file holds.
+
+        Lines of JSON that hang together by hashes, synced and read back before
+        anything is removed, in short transactions. ``events.archived`` stays in
+        the log. ``agent_checkpoint.archive.verify`` reads a file again.
+        ``progress(events written)`` is called now and then.
+
+        Raises:
+            InvalidInputError: the file is there already, or the time has no time zone.
+        """
+        from agent_checkpoint import archive
+
+        refuse_inside_hook()
+        return archive.archive(self._changes, before, os.fspath(to), progress or (lambda _: None))
+
+    def retention(self) -> dict[str, Any]:
+        """The rules of what is kept, and for how long, that were set."""
+        from agent_checkpoint import retention
+
+        refuse_inside_hook()
+        return retention.policy(self._database)
+
+    def set_retention(self, rule: str, value: Any) -> dict[str, Any]:
+        """Set a rule of what is kept, or with None forget it; the rules then.
+
+        ``checkpoints.keep_last`` (of each workflow), ``events.days`` with
+        ``events.archive_to`` (a folder), ``holders`` (true: applied by who holds
+        a lease, in the background), and what adapters add
+        (``langgraph.thread_days``).
+
+        Raises:
+            InvalidInputError: there is no such rule, or the value breaks it.
+        """
+        from agent_checkpoint import retention
+
+        refuse_inside_hook()
+        return retention.set_rule(self._changes, rule, value)
+
+    def apply_retention(self, dry_run: bool = False) -> list[Freed]:
+        """Remove what the rules do not keep, in short transactions; with ``dry_run`` only count."""
+        from agent_checkpoint import retention
+
+        refuse_inside_hook()
+        return retention.apply(self, self._changes, dry_run)
+
     def stamp(self) -> object:
         """A value that is another one after every commit of anybody, to compare with an earlier one.
 
@@ -558,8 +610,20 @@ class StateStore:
             from agent_checkpoint.notifier import Notifier
 
             # In one step: of two threads that come at once both get the same.
-            heart = self._hearts.setdefault("the only", Heart(Changes(self._database, Notifier(self._plugins))))
+            changes = Changes(self._database, Notifier(self._plugins))
+            heart = self._hearts.setdefault("the only", Heart(changes, self._keep_house))
         return heart
+
+    def _keep_house(self) -> None:
+        """Where the policy says so, holders apply it: asked by the heart now and then, done in another thread."""
+        from threading import Thread
+
+        from agent_checkpoint import retention
+
+        if retention.is_due(self._database, self._kept_house_at):
+            self._kept_house_at = self._database.clock.ticks_ns()
+            name = "agent-checkpoint-retention"
+            Thread(target=retention.apply_quietly, args=(self, self._changes), name=name, daemon=True).start()
 
     def __enter__(self) -> StateStore:
         return self

@@ -39,7 +39,9 @@ PREPARE_AFTER = 5
 
 # The pool's name. What it says of a lost server, twice for each try, is ours to say; other pools say what they like.
 NAME = "agent-checkpoint"
-logging.getLogger("psycopg.pool").addFilter(lambda record: NAME not in (record.args or ()))
+logging.getLogger("psycopg.pool").addFilter(
+    lambda record: not any(each == NAME or isinstance(each, Link) for each in record.args or ())
+)
 
 # What a forked child has of its parent's: not its to close, nor to collect.
 _abandoned: list[object] = []

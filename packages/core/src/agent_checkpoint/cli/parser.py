@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+import time
 
 from agent_checkpoint.cli import output
 from agent_checkpoint.errors import InvalidInputError
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 # The options of every command that take a value; they may stand anywhere.
 GLOBAL_VALUES = frozenset(("--db", "--busy-timeout", "--format", "--field", "--default"))
+# Seconds between two lines about how far it is.
+TELL_SECONDS = 1.0
 FORMATS = ("json", "jsonl", "text")
 
 # Patterns are compiled when they are used: compiling all of them costs a start-up millisecond.
@@ -47,6 +51,22 @@ class Command(Record):
     run: Callable[[argparse.Namespace], Answer]
     format: str = "json"
     takes_command: bool = False
+
+
+class Progress:
+    """A line a second on stderr for a person who waits there; nothing for a file, where errors are JSON."""
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+        self._shown = sys.stderr is not None and sys.stderr.isatty()
+        self._told = time.monotonic()
+
+    def __call__(self, *facts: object) -> None:
+        """So far it is now."""
+        if self._shown and time.monotonic() - self._told >= TELL_SECONDS:
+            self._told = time.monotonic()
+            sys.stderr.write(self._line.format(*facts) + "\n")
+            sys.stderr.flush()
 
 
 class Parser(argparse.ArgumentParser):

@@ -41,6 +41,12 @@ COMMANDS = {
     "effect show": "effects",
     "effect resolve": "effects",
     "events": "events",
+    "events archive": "archives",
+    "events verify": "archives",
+    "retention show": "retaining",
+    "retention set": "retaining",
+    "retention unset": "retaining",
+    "prune": "retaining",
     "status": "status",
     "doctor": "stores",
     "migrate-store": "moving",
@@ -129,6 +135,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             at += 2
             continue
         is_word = len(words) < wanted and not argv[at].startswith("-")
+        if words and words[0] in COMMANDS:  # which has commands below it, and arguments of its own
+            is_word = is_word and f"{words[0]} {argv[at]}" in COMMANDS
         (words if is_word else rest).append(argv[at])
         at += 1
     return words, rest

@@ -48,6 +48,20 @@ MAX_DIGITS = 19
 # No event has a higher id.
 ALL = 2**63 - 1
 
+# The first event that is not older than that; everything before it in the order of the log is.
+FIRST_SINCE = """
+SELECT MIN(id) FROM events
+WHERE at >= ?
+"""
+
+SLICE_END = """
+SELECT MAX(id) FROM (SELECT id FROM events WHERE id <= ? ORDER BY id LIMIT ?) AS slice
+"""
+
+OPEN_DOOR = "INSERT INTO archive_door (up_to) VALUES (?)"
+REMOVE = "DELETE FROM events WHERE id <= ?"
+CLOSE_DOOR = "DELETE FROM archive_door"
+
 COUNT_REFUSAL = """
 INSERT INTO refusals (scope, token, action, reason, times, first_at, last_at)
 VALUES (?, ?, ?, ?, 1, ?, ?)
@@ -96,6 +110,32 @@ def read(reader: Reader, limit: int, after: str | None, filters: dict[str, str |
         invalid("after", "is behind the last event: it is a cursor of another store")
     found = [_event(row) for row in rows]
     return found if after is not None else found[::-1]
+
+
+def up_to(reader: Reader, before_ns: int) -> int:
+    """The id of the last event of the log's older part: all up to it are from before; 0 for none.
+
+    The log's last event is never among them: it may be a reader's place.
+    """
+    ((since,),) = reader.rows(FIRST_SINCE, (before_ns,))
+    ((last,),) = reader.rows(MAX_ID)
+    return min(since or ALL, last or 0, reader.horizon) - 1
+
+
+def remove(transaction: Transaction, last: int, most: int) -> tuple[int, int]:
+    """Remove the oldest ``most`` events up to ``last``, which are archived: how many, and the last of them."""
+    ((end,),) = transaction.rows(SLICE_END, (last, most))
+    if end is None:
+        return 0, last
+    transaction.run(OPEN_DOOR, (end,))
+    removed = transaction.run(REMOVE, (end,))
+    transaction.run(CLOSE_DOOR)
+    return removed, end
+
+
+def page(reader: Reader, after: int, last: int, most: int) -> list[Event]:
+    """The next events behind an id, up to another one."""
+    return [_event(row) for row in reader.rows(COLUMNS + NEXT.format(filters=""), (after, last + 1, most))]
 
 
 def latest(reader: Reader, kind: str) -> dict[str, Any] | None:

@@ -1,0 +1,221 @@
+"""The audit log's older part in a file: what is removed was written, synced and read back before.
+
+An archive is lines of JSON. Each carries the hash of all up to it, so that a
+line which was changed, lost or put elsewhere is found; the last one says how
+many there are. Whoever is killed on the way has events in the log, in the file
+or in both, never in neither.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from hashlib import sha256
+from time import monotonic
+
+from agent_checkpoint import names
+from agent_checkpoint.database import Terms
+from agent_checkpoint.errors import NotFoundError, StorageCorruptError, StorageError
+from agent_checkpoint.ledger import events as event_log
+from agent_checkpoint.record import Record
+from agent_checkpoint.records import Happened
+from agent_checkpoint.times import rfc3339
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
+    from typing import Any
+
+    from agent_checkpoint.change import Change, Changes
+    from agent_checkpoint.database import Database
+    from agent_checkpoint.records import Event
+
+    Progress = Callable[[int], object]
+
+FORMAT = "agent-checkpoint events, version 1"
+# Events that are read at once, and those that are removed at once at first.
+PAGE = 2_000
+FIRST_SLICE = 500
+MOST_IN_SLICE = 20_000
+# What a slice of the removal should take: no heartbeat waits long for it.
+SLICE_SECONDS = 0.03
+# They are in the file: a power cut that takes a removal back loses nothing.
+REMOVING = Terms(durable=False)
+
+
+class Archived(Record):
+    """What an archive holds. ``sha256`` is the hash of its last line: of all of it."""
+
+    file: str
+    events: int
+    from_cursor: str | None
+    to_cursor: str | None
+    sha256: str
+
+
+class _Chain:
+    """Lines whose hashes hang on each other."""
+
+    def __init__(self) -> None:
+        self.hash = ""
+
+    def line(self, value: dict[str, Any]) -> str:
+        """The next line."""
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+        self.hash = sha256((self.hash + text).encode()).hexdigest()
+        return f'{text[:-1]},"sha256":"{self.hash}"}}\n'
+
+    def check(self, line: str) -> dict[str, Any]:
+        """The value of the next line.
+
+        Raises:
+            ValueError: it is not what was written there.
+        """
+        value = json.loads(line)
+        found = value.pop("sha256")
+        if self.line(value) != line or self.hash != found:
+            raise ValueError
+        return dict(value)
+
+
+def archive(changes: Changes, before: datetime, to: str, progress: Progress) -> Archived:
+    """Move the log's part from before a time into a new file; what the file holds.
+
+    Raises:
+        InvalidInputError: the file is there already, or the time has no time zone.
+        StorageError: the file cannot be written, or is not what was written.
+    """
+    if before.tzinfo is None:
+        names.invalid("before", "must have a time zone")
+    database = changes.database
+    with database.read() as reader:
+        last = event_log.up_to(reader, int(before.timestamp() * names.NS))
+    partial = f"{to}.{os.getpid()}.partial"
+    try:
+        written = _write(database, before, last, to, partial, progress)
+    except FileExistsError:
+        names.invalid("to", f"{to} is there already: an archive is a file of its own")
+    except OSError as error:
+        message = f"{to}: the archive cannot be written: {error.strerror}"
+        raise StorageError(message, hint="nothing was removed") from error
+    if written.events:
+        _remove(changes, last, written)
+    return written
+
+
+def verify(path: str) -> Archived:
+    """Read an archive from its first line to its last; what it holds.
+
+    Raises:
+        NotFoundError: there is no such file.
+        StorageCorruptError: it is not as it was written; the message names the line.
+    """
+    number, count, first, last, chain = 0, 0, None, None, _Chain()
+    try:
+        with open(path, encoding="utf-8", newline="\n") as source:
+            for number, line in enumerate(source, start=1):
+                value = chain.check(line)
+                if "cursor" in value:
+                    count, first, last = count + 1, first or value["cursor"], value["cursor"]
+                elif number == 1 and value.get("format") == FORMAT:
+                    continue
+                elif "count" in value and value["count"] == count and not source.read(1):
+                    return Archived(path, count, first, last, chain.hash)
+                else:
+                    raise ValueError
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no file {path}") from None
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise StorageCorruptError(
+            f"{path}: line {number} is not as it was written", hint="take a copy of the archive", line=number
+        ) from None
+    raise StorageCorruptError(f"{path}: ends before its last line", hint="take a copy of the archive", line=number)
+
+
+def _write(database: Database, before: datetime, last: int, to: str, partial: str, progress: Progress) -> Archived:
+    """Write the file under another name, sync it, read it back, and give it its name."""
+    if os.path.lexists(to):
+        raise FileExistsError
+    chain, whole, count = _Chain(), sha256(), 0
+    cursors: list[str] = []
+    with open(partial, "wb") as file:
+        os.chmod(partial, 0o600)
+
+        def write(value: dict[str, Any]) -> None:
+            line = chain.line(value).encode()
+            whole.update(line)
+            file.write(line)
+
+        write({"format": FORMAT, "store": database.name, "before": rfc3339(before)})
+        for count, event in enumerate(_events(database, last), start=1):
+            cursors = [*cursors[:1], event.cursor]
+            write({**event._asdict(), "at": rfc3339(event.at)})
+            if count % PAGE == 0:
+                progress(count)
+        write({"count": count})
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        if _hash(partial) != whole.digest():
+            raise StorageCorruptError(f"{partial}: is not what was written; nothing was removed", hint="check the disk")
+        os.link(partial, to)  # unlike a rename, never over another archive
+    finally:
+        os.unlink(partial)
+    _sync_folder(to)
+    first, latest = (cursors[0], cursors[-1]) if cursors else (None, None)
+    return Archived(to, count, first, latest, chain.hash)
+
+
+def _hash(path: str) -> bytes:
+    digest = sha256()
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.digest()
+
+
+def _events(database: Database, last: int) -> Iterator[Event]:
+    """The events up to an id, in short reads."""
+    after = 0
+    while True:
+        with database.read() as reader:
+            found = event_log.page(reader, after, last, PAGE)
+        if not found:
+            return
+        yield from found
+        after = found[-1].id
+
+
+def _remove(changes: Changes, last: int, written: Archived) -> None:
+    """Put on record what the file holds, then remove it from the log, a little at a time."""
+    path, count, first, to, digest = written
+    file = os.path.basename(path)
+    detail = {"count": count, "from_cursor": first, "to_cursor": to, "sha256": digest, "file": file}
+
+    def note(change: Change) -> None:
+        change.happened.append(Happened("events.archived", detail=detail))
+
+    changes.run(("events",), note)
+    size, reached = FIRST_SLICE, 0
+    while reached < last:
+        reached, took = changes.run(("events",), lambda change: _slice(change, last, size), terms=REMOVING)  # noqa: B023
+        size = int(min(MOST_IN_SLICE, max(100, size * min(2, SLICE_SECONDS / took))))
+
+
+def _slice(change: Change, last: int, size: int) -> tuple[int, float]:
+    """Remove the next slice: how far, and how many seconds others were kept waiting."""
+    started = monotonic()
+    _, end = event_log.remove(change.transaction, last, size)
+    return end, max(monotonic() - started, 1e-4)
+
+
+def _sync_folder(path: str) -> None:
+    """A new name survives a power cut like what is behind it."""
+    descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
