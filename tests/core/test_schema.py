@@ -124,7 +124,7 @@ def test_a_newer_schema_is_refused_untouched(path: Path) -> None:
     for call in (StateStore(path).initialize, lambda: StateStore(path).acquire("s", "w", 30), StateStore(path).status):
         with pytest.raises(NewerSchemaError) as newer:
             call()
-        assert (newer.value.found, newer.value.supported, newer.value.component) == (99, 3, "core")
+        assert (newer.value.found, newer.value.supported, newer.value.component) == (99, 5, "core")
     assert path.read_bytes() == before
 
 
@@ -171,7 +171,7 @@ def test_a_store_of_the_first_version_waits_for_init_and_keeps_its_tokens(path: 
         assert (migrated.kind, migrated.detail["from_version"], migrated.detail["to_version"]) == (
             "store.migrated",
             1,
-            3,
+            5,
         )
 
 

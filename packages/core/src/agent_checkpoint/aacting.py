@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 
+from agent_checkpoint.errors import AgentCheckpointError
 from agent_checkpoint.names import NOTHING
 from agent_checkpoint.tasks import uncancelled
 
@@ -60,23 +62,24 @@ class AsyncActing:
     ) -> Checkpoint | None:
         """See ``Acting.done``."""
         tell = partial(self._acting.done, result, workflow=workflow, data=data, rebind=rebind)
-        saved: Checkpoint | None = await self._run(tell)
+        saved: Checkpoint | None = await uncancelled(self._run(tell))  # it happened, whoever is cancelled
         return saved
 
     async def failed(self) -> None:
         """See ``Acting.failed``."""
-        await self._run(self._acting.failed)
+        await uncancelled(self._run(self._acting.failed))
 
     async def leave(self, why: str) -> None:
         """See ``Acting.leave``."""
-        await self._run(self._acting.leave, why)
+        await uncancelled(self._run(self._acting.leave, why))
 
     async def __aenter__(self) -> AsyncActing:
         try:
             await uncancelled(self._run(self._acting.__enter__))
         except asyncio.CancelledError:
             if self._acting.fresh:  # begun, and never entered: it surely did not happen
-                await uncancelled(self._run(self._acting.failed))
+                with suppress(AgentCheckpointError):
+                    await uncancelled(self._run(self._acting.failed))
             raise
         return self
 

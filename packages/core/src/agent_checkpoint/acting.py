@@ -10,12 +10,14 @@ killed in between leaves an effect of which nobody can say whether it happened.
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 
 from agent_checkpoint import checkpoints, effects, names, payload
-from agent_checkpoint.errors import AgentCheckpointError, EffectUnknownError
+from agent_checkpoint.errors import AgentCheckpointError, EffectUnknownError, InvalidInputError
 from agent_checkpoint.names import NOTHING
 from agent_checkpoint.record import Record
+from agent_checkpoint.times import rfc3339
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class Acting:
         self._resolve = resolve
         self._row: EffectRow | None = None
         self._told = False
+        self._pid = 0
         self.fresh = False
         """Whether this caller may act: only one ever is told so, until it says that it failed."""
         self.late = False
@@ -103,17 +106,20 @@ class Acting:
             InvalidInputError: there is nothing to tell.
         """
         self._check_open()
-        effects.leave(self._changes, self.key, self.fence, names.text("why", why))
+        effects.leave(self._changes, self._begun(), names.text("why", why))
         self._told = True
 
     def _tell(self, state: EffectState, stored: str | None, save: Any, data: Any) -> effects.Told:
         self._check_open()
-        told = effects.tell(self._changes, self.key, self.fence, state, stored, save, data)
+        told = effects.tell(self._changes, self._begun(), state, stored, save, data)
         self._told = True
         self.late = told.late
-        assert self._row is not None
-        self._row = self._row._replace(result=stored)
+        self._row = self._begun()._replace(result=stored)
         return told
+
+    def _begun(self) -> EffectRow:
+        assert self._row is not None
+        return self._row
 
     def _check_open(self) -> None:
         if not self.fresh or self._told:
@@ -121,32 +127,41 @@ class Acting:
             names.invalid("effect", f"has nothing to tell: {why}")
 
     def _begin(self) -> None:
-        begun = self._changes, self.key, self.fence, self._digest
-        try:
-            self._row, self.fresh = effects.begin(*begun)
-        except EffectUnknownError:
-            if self._resolve is None:
-                raise
-            found = effects.find(self._changes.database, self.key)
-            resolution = None if found is None else self._resolve(found)
-            if resolution is None:
-                raise
-            resolve(self._changes, self.key, resolution, self.fence.owner)
-            self._row, self.fresh = effects.begin(*begun)
+        self._row, self.fresh = effects.begin(self._changes, self.key, self.fence, self._digest)
+
+    def _look(self, resolve: Resolve) -> bool:
+        """Have somebody look whether it happened; False when they cannot tell."""
+        found = effects.look(self._changes.database, self.key)
+        if found is None or found[1].state != "unknown":
+            return True  # another has decided, or begun it anew
+        resolution = resolve(found[1])
+        if resolution is None:
+            return False
+        state, stored = _decision(resolution)
+        # Known by now: another was faster, and what they found counts.
+        with suppress(InvalidInputError):
+            effects.resolve(self._changes, found[0], state, stored, self.fence.owner)
+        return True
 
     def __enter__(self) -> Acting:
-        self._begin()
+        self._row, self.fresh, self.late, self._told = None, False, False, False
+        self._pid = os.getpid()
+        try:
+            self._begin()
+        except EffectUnknownError:
+            if self._resolve is None or not self._look(self._resolve):
+                raise
+            self._begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        if not self.fresh or self._told:
+        if not self.fresh or self._told or os.getpid() != self._pid:
             return
         # It may have happened, and nobody is going to tell: the next one must not wait for our lease to hear that.
         why = "the block ended without done() or failed()" if kind is None else f"{kind.__name__} in the block"
         with suppress(AgentCheckpointError):
-            effects.leave(self._changes, self.key, self.fence, why)
+            effects.leave(self._changes, self._begun(), why)
         if kind is None:
-            assert self._row is not None
             raise EffectUnknownError(
                 f"effect {self.key!r}: {why}: whether it happened is not on record",
                 hint="call done(result) after the action, or failed() where it surely did not happen",
@@ -154,15 +169,20 @@ class Acting:
                 scope=self.fence.scope,
                 owner=self.fence.owner,
                 token=self.fence.token,
+                begun_at=rfc3339(self._begun().begun_at),
             )
 
 
-def resolve(changes: Changes, key: str, resolution: Resolution, by: str) -> Effect:
-    """Record what a ``resolve`` function found."""
+def _decision(resolution: object) -> tuple[EffectState, str | None]:
+    """What a ``resolve`` function found, as it is stored."""
     if not isinstance(resolution, Resolution):
         names.invalid("resolve", f"must return a Resolution or None, not {type(resolution).__name__}")
     happened, result = resolution
-    return decide(changes, key, result if happened else NOTHING, not happened, by)
+    if names.flag("happened", happened):
+        return "done", payload.encode("result", result)
+    if result is not None:
+        names.invalid("result", "goes with what happened")
+    return "failed", None
 
 
 def decide(changes: Changes, key: str, done: Any, retry: bool, by: str) -> Effect:
@@ -170,4 +190,7 @@ def decide(changes: Changes, key: str, done: Any, retry: bool, by: str) -> Effec
     if names.flag("retry", retry) is (done is not NOTHING):
         names.invalid("done", "give either the result of what happened, or retry, not both")
     stored = None if retry else payload.encode("done", done)
-    return effects.resolve(changes, names.name("key", key), "failed" if retry else "done", stored, by)
+    found = effects.look(changes.database, key)
+    if found is None:
+        raise effects.missing(key)
+    return effects.resolve(changes, found[0], "failed" if retry else "done", stored, by)

@@ -21,7 +21,7 @@ from agent_checkpoint.store import StateStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
     from typing import Any, Literal, ParamSpec, TypeVar
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.archive import Archived
     from agent_checkpoint.change import Outcome
     from agent_checkpoint.clock import Clock
+    from agent_checkpoint.exchange import Imported
     from agent_checkpoint.fenced import FencedWrite
     from agent_checkpoint.process import ProcessTable
     from agent_checkpoint.records import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         Pruned,
         Status,
     )
+    from agent_checkpoint.restoring import Backup, Restored
     from agent_checkpoint.retention import Freed
     from agent_checkpoint.transfer import Moved
 
@@ -280,6 +282,14 @@ class AsyncStateStore:
         """See ``StateStore.list_effects``."""
         return await self._run(self._store.list_effects, limit)
 
+    async def export_checkpoints(self, workflow: str | None = None) -> Iterator[str]:
+        """See ``StateStore.export_checkpoints``: all lines, read in a thread."""
+        return iter(await self._run(lambda: list(self._store.export_checkpoints(workflow))))
+
+    async def import_checkpoints(self, lines: Iterable[str]) -> list[Imported]:
+        """See ``StateStore.import_checkpoints``."""
+        return await self._run(self._store.import_checkpoints, lines)
+
     async def events(
         self,
         limit: int = 100,
@@ -336,6 +346,18 @@ class AsyncStateStore:
     async def move_to(self, target: StateStore, progress: Callable[[str, int, int], object] | None = None) -> Moved:
         """See ``StateStore.move_to``; ``progress`` is called in a thread."""
         return await self._run(self._store.move_to, target, progress)
+
+    async def backup(self, path: str | os.PathLike[str]) -> Backup:
+        """See ``StateStore.backup``."""
+        return await self._run(self._store.backup, path)
+
+    async def restore(self, path: str | os.PathLike[str]) -> Restored:
+        """See ``StateStore.restore``."""
+        return await self._run(self._store.restore, path)
+
+    async def mark_restored(self) -> Restored:
+        """See ``StateStore.mark_restored``."""
+        return await self._run(self._store.mark_restored)
 
     async def close(self) -> None:
         """See ``StateStore.close``; calls that were made before it come to their end."""

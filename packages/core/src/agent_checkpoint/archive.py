@@ -54,7 +54,7 @@ class Archived(Record):
     sha256: str
 
 
-class _Chain:
+class Chain:
     """Lines whose hashes hang on each other."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ def verify(path: str) -> Archived:
         NotFoundError: there is no such file.
         StorageCorruptError: it is not as it was written; the message names the line.
     """
-    number, count, first, last, chain = 0, 0, None, None, _Chain()
+    number, count, first, last, chain = 0, 0, None, None, Chain()
     try:
         with open(path, encoding="utf-8", newline="\n") as source:
             for number, line in enumerate(source, start=1):
@@ -139,7 +139,7 @@ def _write(database: Database, before: datetime, last: int, to: str, partial: st
     """Write the file under another name, sync it, read it back, and give it its name."""
     if os.path.lexists(to):
         raise FileExistsError
-    chain, whole, count = _Chain(), sha256(), 0
+    chain, whole, count = Chain(), sha256(), 0
     cursors: list[str] = []
     with open(partial, "wb") as file:
         os.chmod(partial, 0o600)

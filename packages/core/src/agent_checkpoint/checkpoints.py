@@ -79,7 +79,7 @@ def put_in(change: Change, data: object, save: Save, write: Write) -> Checkpoint
     if error is not None:
         return Refused(error, write if isinstance(error, StaleLeaseError) else None)
     saved_at = utc(transaction.moment.wall_ns)
-    checkpoint = Checkpoint(workflow, found.sequence + 1, data, saved_at, *(fence or (None, None, None)))
+    checkpoint = Checkpoint(workflow, found.following, data, saved_at, *(fence or (None, None, None)))
     rows.save(transaction, checkpoint, save.stored)
     change.happened.extend(fencing.saved(workflow, found, fence, len(save.stored)))
     return checkpoint

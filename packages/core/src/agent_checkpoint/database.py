@@ -213,6 +213,18 @@ class Database(ABC):
         return {process: self.alive(process) for process in processes if process}
 
     @abstractmethod
+    def copy_to(self, path: str) -> int:
+        """Write a consistent, checked and synced copy into a new file, while others use the store; its bytes.
+
+        Raises:
+            InvalidInputError: the file is there already, or the database has its own way of backups.
+        """
+
+    @abstractmethod
+    def overwrite(self, path: str) -> None:
+        """Put the content of a copy in place of everything here, in one transaction."""
+
+    @abstractmethod
     def shrink(self) -> int:
         """Give unused space back to the file system, in short transactions; how many bytes."""
 

@@ -88,15 +88,16 @@ def begin(changes: Changes, key: str, fence: Fence, digest: str | None) -> tuple
 
 
 def tell(
-    changes: Changes, key: str, fence: Fence, state: EffectState, result: str | None, save: Save | None, data: Any
+    changes: Changes, begun: EffectRow, state: EffectState, result: str | None, save: Save | None, data: Any
 ) -> Told:
-    """Tell what became of an effect that this fence began, with a checkpoint in the same transaction.
+    """Tell what became of a try, with a checkpoint in the same transaction.
 
     What happened outside is recorded however late; the checkpoint is not.
 
     Raises:
         StaleLeaseError: somebody else has decided about it.
     """
+    key, fence = begun.key, fence_of(begun)
     write = Write("core", f"effect.{state}", *fence, None, None, {"key": key})
     saving = None if save is None else checkpoints.write_of(save)
     veto = None if saving is None else changes.veto(saving)
@@ -108,7 +109,7 @@ def tell(
         transaction = change.transaction
         live = fencing.live(lease_rows.of_scope(transaction, fence.scope), fence, transaction.moment)
         late = isinstance(live, StaleLeaseError)
-        row = rule.end(rows.find(transaction, key), key, fence, state, result, late, transaction.moment)
+        row = rule.end(rows.find(transaction, key), begun, state, result, late, transaction.moment)
         if not isinstance(row, EffectRow):
             return Refused(row, write)
         rows.save(transaction, row)
@@ -125,50 +126,57 @@ def tell(
     return changes.run(tuple(sorted(locks)), decide)  # type: ignore[no-any-return]
 
 
-def leave(changes: Changes, key: str, fence: Fence, why: str) -> None:
-    """Note that whoever began an effect went away without a word of what became of it."""
+def leave(changes: Changes, begun: EffectRow, why: str) -> None:
+    """Note that whoever began a try went away without a word of what became of it."""
 
     def decide(change: Change) -> None:
-        row = rows.find(change.transaction, key)
-        if row is not None and row.state == "begun" and (row.scope, row.owner, row.token) == fence:
+        row = rows.find(change.transaction, begun.key)
+        if row is not None and row.state == "begun" and rule.same_try(row, begun):
             rows.save(change.transaction, row._replace(state="unknown"))
-            change.happened.append(Happened("effect.unknown", *fence, None, None, {"key": key, "why": why}))
+            detail = {"key": begun.key, "why": why}
+            change.happened.append(Happened("effect.unknown", *fence_of(begun), None, None, detail))
 
-    changes.run((f"effect:{key}",), decide)
+    changes.run((f"effect:{begun.key}",), decide)
 
 
-def resolve(changes: Changes, key: str, state: EffectState, result: str | None, by: str) -> Effect:
-    """Record what somebody found who looked outside; ``by`` says who.
+def resolve(changes: Changes, looked_at: EffectRow, state: EffectState, result: str | None, by: str) -> Effect:
+    """Record what somebody found who looked outside after that try; ``by`` says who.
 
     Raises:
-        NotFoundError: there is no such effect.
-        EffectRunningError: the lease that began it is live.
+        EffectRunningError: the lease that began it is live, or it was begun anew meanwhile.
         InvalidInputError: it is known already what became of it.
     """
+    key = looked_at.key
 
     def decide(change: Change) -> Effect | Refused:
         transaction = change.transaction
         known = rows.find(transaction, key)
-        if known is None:
-            raise _missing(key)
+        assert known is not None  # rows stay
         live = _is_leased(changes.database, transaction, known)
-        row = rule.resolve(known, live, state, result, transaction.moment)
+        row = rule.resolve(known, looked_at, live, state, result, transaction.moment)
         if not isinstance(row, EffectRow):
-            raise row
+            return Refused(row)
         rows.save(transaction, row)
         detail = {"key": key, "decision": "done" if state == "done" else "retry", "by": by}
         change.happened.append(Happened("effect.resolved", known.scope, known.owner, known.token, detail=detail))
         return present(row)
 
-    return changes.run((f"effect:{key}",), decide)  # type: ignore[no-any-return]
+    # With the lease's own lock: its heartbeat may be on the way.
+    return changes.run((f"effect:{key}", f"scope:{looked_at.scope}"), decide)  # type: ignore[no-any-return]
 
 
 def find(database: Database, key: str) -> Effect | None:
     """An effect as it stands; None when it was never begun."""
+    found = look(database, key)
+    return None if found is None else found[1]
+
+
+def look(database: Database, key: str) -> tuple[EffectRow, Effect] | None:
+    """An effect as it is stored, and as it stands; None when it was never begun."""
     names.name("key", key)
     with database.read() as reader:
         row = rows.find(reader, key)
-        return row and _standing(database, reader, row)
+        return None if row is None else (row, _standing(database, reader, row))
 
 
 def latest(database: Database, limit: int) -> list[Effect]:
@@ -203,8 +211,7 @@ def _standing(database: Database, reader: Reader, row: EffectRow) -> Effect:
 
 def _is_leased(database: Database, reader: Reader, row: EffectRow) -> bool:
     """Whether the lease that the effect was begun under is live. Once it is not, it never is again."""
-    fence = Fence(row.scope, row.owner, row.token)
-    lease = fencing.live(lease_rows.of_scope(reader, row.scope), fence, reader.moment)
+    lease = fencing.live(lease_rows.of_scope(reader, row.scope), fence_of(row), reader.moment)
     if isinstance(lease, StaleLeaseError):
         return False
     return expiry.left(lease, reader.moment, database.who_lives([lease.process])).ns > 0
@@ -215,5 +222,11 @@ def _is_running(database: Database, reader: Reader, row: EffectRow) -> bool:
     return _is_leased(database, reader, row) and not (row.process and database.alive(row.process) is False)
 
 
-def _missing(key: str) -> NotFoundError:
+def fence_of(row: EffectRow) -> Fence:
+    """What a try was begun under."""
+    return Fence(row.scope, row.owner, row.token)
+
+
+def missing(key: str) -> NotFoundError:
+    """There is no such effect."""
     return NotFoundError(f"there is no effect {key!r}", hint="see 'agent-checkpoint effect list'", key=key)

@@ -18,7 +18,7 @@ from agent_checkpoint.sqlite.database import SqliteDatabase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
     from typing import Any, Literal
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.archive import Archived
     from agent_checkpoint.change import Outcome
     from agent_checkpoint.database import Database, Reader
+    from agent_checkpoint.exchange import Imported
     from agent_checkpoint.fenced import FencedWrite, Part
     from agent_checkpoint.heart import Heart
     from agent_checkpoint.holding import HeldLease, Hold
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         Pruned,
         Status,
     )
+    from agent_checkpoint.restoring import Backup, Restored
     from agent_checkpoint.retention import Freed
     from agent_checkpoint.rules.grant import Ask
     from agent_checkpoint.transfer import Moved
@@ -430,6 +432,28 @@ class StateStore:
         refuse_inside_hook()
         return effects.latest(self._database, limit)
 
+    def export_checkpoints(self, workflow: str | None = None) -> Iterator[str]:
+        """The checkpoints of one workflow or of all as lines of JSON, which hang together by hashes.
+
+        Raises:
+            InvalidInputError: a value breaks its rule.
+        """
+        from agent_checkpoint import exchange
+
+        refuse_inside_hook()
+        return exchange.export(self._database, workflow)
+
+    def import_checkpoints(self, lines: Iterable[str]) -> list[Imported]:
+        """Take over the checkpoints of another store; they keep their sequences. All lines are checked first.
+
+        Raises:
+            StorageCorruptError: the lines are not as they were exported; nothing was written.
+            InvalidInputError: a workflow has checkpoints here already, or a value breaks its rule.
+        """
+        from agent_checkpoint import exchange
+
+        return exchange.take_over(self._changes, lines, self._max_payload)
+
     # Audit and overview
 
     def events(
@@ -594,6 +618,45 @@ class StateStore:
 
         refuse_inside_hook()
         return transfer.move(self._changes, target._changes, progress or (lambda *_: None))
+
+    def backup(self, path: str | os.PathLike[str]) -> Backup:
+        """Copy the store into a new file while others use it: consistent, checked, synced, for its owner only.
+
+        Raises:
+            InvalidInputError: the file is there already, or the store is on PostgreSQL, which has its own way.
+        """
+        from agent_checkpoint import restoring
+
+        refuse_inside_hook()
+        return restoring.backup(self._changes, os.fspath(path))
+
+    def restore(self, path: str | os.PathLike[str]) -> Restored:
+        """Put a backup in place of what is here. What was handed out since is not handed out again.
+
+        Leases in the backup end (reason ``restored``), tokens and sequences go
+        on behind those of the store that is replaced, what that one knows of
+        effects stays. Other processes go on with what was restored.
+
+        Raises:
+            LeaseHeldError: a lease is live here; nothing was changed.
+            NotAStoreError: the file is no backup of a store.
+            StoreMovedError: this store was moved away.
+        """
+        from agent_checkpoint import restoring
+
+        refuse_inside_hook()
+        return restoring.restore(self._changes, lambda each: StateStore(each)._changes, os.fspath(path))
+
+    def mark_restored(self) -> Restored:
+        """For a store that was copied here by hand, or loaded from a dump: end its leases, set its counters.
+
+        What the store that was here before had handed out is not known, so
+        tokens, sequences and event ids go 1,000,000 ahead, tokens at least to
+        the milliseconds since 1970.
+        """
+        from agent_checkpoint import restoring
+
+        return restoring.mark(self._changes, None, None)
 
     def close(self) -> None:
         """Close the connections; idempotent. The store cannot be used afterwards."""

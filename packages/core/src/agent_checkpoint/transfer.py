@@ -72,8 +72,7 @@ def move(source: Changes, target: Changes, progress: Progress) -> Moved:
     there.create()
     if moved_to is None:
         _refuse_full(there)
-        leases.sweep(source)
-        _seal(source, there.name)
+        seal(source, there.name)
     elif moved_to != there.name:
         raise StoreMovedError(f"{here.name}: this store was moved to {moved_to}", database=here.name, moved_to=moved_to)
     try:
@@ -81,7 +80,7 @@ def move(source: Changes, target: Changes, progress: Progress) -> Moved:
     except OutcomeUnknownError:
         raise  # sealed it stays: the same move again finds out
     except BaseException:
-        _unseal(source)
+        unseal(source)
         raise
 
 
@@ -115,7 +114,14 @@ def _moved_before(transaction: Transaction, here: Database, there: Database) -> 
     return Moved(here.name, there.name, {}, found["sha256"], already=True)
 
 
-def _seal(source: Changes, place: str) -> None:
+def seal(source: Changes, place: str) -> None:
+    """Let nobody change a store any more, for it was moved to a place.
+
+    Raises:
+        LeaseHeldError: a lease is live; nothing was changed.
+    """
+    leases.sweep(source)
+
     def decide(change: Change) -> None:
         transaction = change.transaction
         event_log.record(transaction, [Happened("store.sealed", detail={"moved_to": place})], False)
@@ -125,8 +131,8 @@ def _seal(source: Changes, place: str) -> None:
         for row in lease_rows.live(transaction):
             left = expiry.remaining(row, transaction.moment)
             raise LeaseHeldError(
-                f"scope {row.scope!r} is held by {row.owner!r} (token {row.token}); nothing was moved",
-                hint="let the work end, or force-release the lease; then move the store",
+                f"scope {row.scope!r} is held by {row.owner!r} (token {row.token}); nothing was changed",
+                hint="let the work end, or force-release the lease, and try again",
                 scope=row.scope,
                 owner=row.owner,
                 token=row.token,
@@ -136,7 +142,9 @@ def _seal(source: Changes, place: str) -> None:
     source.run((), decide)
 
 
-def _unseal(source: Changes) -> None:
+def unseal(source: Changes) -> None:
+    """Take that back."""
+
     def decide(change: Change) -> None:
         components.unseal(change.transaction)
         change.transaction.unseal([table.name for table in change.transaction.tables()])

@@ -12,7 +12,7 @@ import psycopg
 
 from agent_checkpoint.clock import Clock
 from agent_checkpoint.database import ORDINARY, Database, Terms
-from agent_checkpoint.errors import schema_version_error
+from agent_checkpoint.errors import InvalidInputError, schema_version_error
 from agent_checkpoint.process import ProcessTable
 from agent_checkpoint.records import Moment
 from agent_checkpoint_postgres import schema, statements
@@ -25,6 +25,7 @@ from agent_checkpoint_postgres.translate import translate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from threading import Condition
+    from typing import NoReturn
 
     from agent_checkpoint.database import Bell, Parameters, Row
     from agent_checkpoint.records import Check
@@ -118,6 +119,12 @@ class PostgresDatabase(Database):
     def alive(self, process: str) -> bool | None:  # noqa: ARG002
         return None  # a copied machine has the same ids: nothing of a process proves anything here
 
+    def copy_to(self, path: str) -> int:  # noqa: ARG002
+        _refuse_copies()
+
+    def overwrite(self, path: str) -> None:  # noqa: ARG002
+        _refuse_copies()
+
     def shrink(self) -> int:
         return 0  # that is autovacuum's
 
@@ -145,6 +152,14 @@ class PostgresDatabase(Database):
                     raise translate(error, self.name) from error
                 raise
         return link
+
+
+def _refuse_copies() -> NoReturn:
+    raise InvalidInputError(
+        "database: a store on PostgreSQL is backed up with the server's own means, not with a file copy",
+        field="database",
+        hint="use pg_dump and pg_restore, then 'agent-checkpoint doctor --restored' (docs/postgres.md)",
+    )
 
 
 def open_database(url: str, *, busy_timeout_seconds: float, synchronous: str, clock: Clock) -> PostgresDatabase:

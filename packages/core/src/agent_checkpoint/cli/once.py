@@ -14,11 +14,15 @@ import sys
 from agent_checkpoint.cli import environment, output, supervised
 from agent_checkpoint.cli.opening import store
 from agent_checkpoint.cli.parser import Answer, Command, integer, wait_seconds
+from agent_checkpoint.effects import idempotency_key
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.names import MAX_NAME_BYTES
+from agent_checkpoint.rules.effect import to_resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from subprocess import Popen
     from typing import Any
 
     from agent_checkpoint.acting import Acting
@@ -86,7 +90,7 @@ def _under_a_lease(opened: StateStore, arguments: Namespace) -> int:
     wait = "0" if arguments.no_wait else arguments.wait or "forever"
     wait_seconds(wait, 0.0)
     for name, value in {
-        "scope": arguments.scope or f"effect/{arguments.key}",
+        "scope": _scope(arguments.key) if arguments.scope is None else arguments.scope,
         "wait": wait,
         "limit": None,
         "grace": None,
@@ -98,36 +102,48 @@ def _under_a_lease(opened: StateStore, arguments: Namespace) -> int:
     return supervised.hold(arguments, opened, supervised.Report(None))
 
 
+def _scope(key: str) -> str:
+    """The scope of a key that has none: its own, be the key as long as it may."""
+    scope = f"effect/{key}"
+    return scope if len(scope.encode()) <= MAX_NAME_BYTES else f"effect/{idempotency_key(key)}"
+
+
 def _act(opened: StateStore, fence: Fence, arguments: Namespace, not_done: frozenset[int]) -> int:
     with opened.effect(arguments.key, lease=fence, request=arguments.request) as effect:
         if not effect.fresh:
             return _tell(effect.result)
-        status, kept = _run(arguments.command)
+        try:
+            child = _start(arguments.command)
+        except OSError as error:
+            effect.failed()
+            output.warn("command-not-found", f"cannot execute {arguments.command[0]!r}: {error.strerror}")
+            return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
+        status, kept = _follow(child)
         if status == 0:
             if arguments.result_file is not None:
                 kept = _read(effect, arguments.result_file)
             effect.done(_result(kept))
-        elif status in not_done or status in (CANNOT_EXECUTE, NOT_FOUND):
+        elif status in not_done:
             effect.failed()
         else:
             effect.leave(f"the command exited with status {status}")
             output.warn(
                 "effect-unknown",
                 f"the command exited with status {status}: whether {arguments.key!r} happened is not known; look, "
-                f"then: agent-checkpoint effect resolve {arguments.key} --done (or --retry)",
+                f"then: {to_resolve(arguments.key)}",
             )
         return status
 
 
-def _run(command: list[str]) -> tuple[int, bytes]:
-    """Run the command, and pass its output on as it comes: its status, as a shell would say it, and what is kept."""
-    import subprocess
+def _start(command: list[str]) -> Popen[bytes]:
+    """Start the command; an ``OSError`` says that surely none of it was run."""
+    from subprocess import PIPE, Popen
 
-    try:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603 -- what we were asked to run
-    except OSError as error:
-        output.warn("command-not-found", f"cannot execute {command[0]!r}: {error.strerror}")
-        return (NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE), b""
+    return Popen(command, stdout=PIPE)  # noqa: S603 -- what we were asked to run
+
+
+def _follow(child: Popen[bytes]) -> tuple[int, bytes]:
+    """Pass its output on as it comes: its status, as a shell would say it, and what is kept."""
     assert child.stdout is not None
     kept = bytearray()
     with child.stdout:
@@ -170,15 +186,28 @@ def _result(kept: bytes) -> dict[str, Any]:
 
 def _tell(result: Any) -> int:
     """Print a recorded result: the output byte for byte, other results as JSON."""
-    if isinstance(result, dict) and result.keys() == {"output", "truncated"}:
-        _pass_on(result["output"].encode())
-    elif isinstance(result, dict) and result.keys() == {"output_base64", "truncated"}:
-        _pass_on(base64.b64decode(result["output_base64"]))
+    kept = _output(result)
+    if kept is not None:
+        _pass_on(kept)
+        if result["truncated"]:
+            output.warn("output-truncated", f"no more of the output was kept than its first {MOST_BYTES} bytes")
     elif result is not None:
         import json
 
         output.write(json.dumps(result, indent=2, sort_keys=True) + "\n")
     return 0
+
+
+def _output(result: Any) -> bytes | None:
+    """The output that a result of ours holds; None for what somebody else has recorded."""
+    if not isinstance(result, dict) or len(result) != 2 or not isinstance(result.get("truncated"), bool):
+        return None
+    try:
+        if "output" in result:
+            return str.encode(result["output"])
+        return base64.b64decode(result["output_base64"], validate=True)
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _statuses(text: str) -> frozenset[int]:

@@ -50,6 +50,10 @@ COMMANDS = {
     "status": "status",
     "doctor": "stores",
     "migrate-store": "moving",
+    "export": "exchanging",
+    "import": "exchanging",
+    "backup": "copies",
+    "restore": "copies",
     "demo": "demonstration",
     "completion": "completion",
 }

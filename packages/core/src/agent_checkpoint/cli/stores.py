@@ -24,8 +24,16 @@ def _init(arguments: Namespace) -> Answer:
     return Answer({"database": opened.database, "created": created, "version": __version__})
 
 
+def _doctor_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--restored", action="store_true", help="the store was copied here by hand: end its leases, set its counters"
+    )
+
+
 def _doctor(arguments: Namespace) -> Answer:
     opened = store(arguments)
+    if arguments.restored:
+        return Answer(opened.mark_restored())
     sweep(opened)
     checks = opened.doctor()
     verdicts = {check.verdict for check in checks}
@@ -38,5 +46,5 @@ def _doctor(arguments: Namespace) -> Answer:
 
 COMMANDS = {
     "init": Command("Create the store, or bring its tables up to date.", _none, _init),
-    "doctor": Command("Is the store sound? Exit 74 when something is broken.", _none, _doctor),
+    "doctor": Command("Is the store sound? Exit 74 when something is broken.", _doctor_arguments, _doctor),
 }

@@ -8,13 +8,26 @@ from agent_checkpoint.times import utc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from agent_checkpoint.database import Reader, Row, Transaction
 
 STANDING = """
-SELECT sequence, scope FROM checkpoints
-WHERE workflow = ?
-ORDER BY sequence DESC
+SELECT checkpoints.sequence, scope, floors.sequence
+FROM checkpoints LEFT JOIN floors ON floors.workflow = checkpoints.workflow
+WHERE checkpoints.workflow = ?
+ORDER BY checkpoints.sequence DESC
 LIMIT 1
+"""
+
+FLOOR = """
+SELECT sequence FROM floors
+WHERE workflow = ?
+"""
+
+SET_FLOOR = """
+INSERT INTO floors (workflow, sequence) VALUES (?, ?)
+ON CONFLICT (workflow) DO UPDATE SET sequence = excluded.sequence
 """
 
 SAVE = """
@@ -44,6 +57,25 @@ LATEST_OF_EACH = """
 SELECT workflow, sequence, size_bytes, saved_at, scope, owner, token FROM checkpoints
 WHERE id IN (SELECT MAX(id) FROM checkpoints GROUP BY workflow)
 ORDER BY id DESC
+"""
+
+# The last sequence of each workflow that was ever handed out.
+HANDED_OUT = """
+SELECT workflow, MAX(sequence)
+FROM (SELECT workflow, sequence FROM checkpoints UNION ALL SELECT workflow, sequence FROM floors) AS known
+GROUP BY workflow
+"""
+
+WHOLE = """
+SELECT workflow, sequence, saved_at, scope, owner, token, data FROM checkpoints
+WHERE workflow = ? AND sequence > ?
+ORDER BY sequence
+LIMIT ?
+"""
+
+IMPORT = """
+INSERT INTO checkpoints (workflow, sequence, size_bytes, saved_at, scope, owner, token, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 WORKFLOWS = """
@@ -78,9 +110,22 @@ WHERE workflow = ? AND sequence < ?
 
 
 def standing(reader: Reader, workflow: str) -> Workflow:
-    """The latest sequence of a workflow (0: none) and the scope it was written under."""
+    """The latest sequence of a workflow (0: none), the scope it was written under, the sequence to go on behind."""
     found = reader.rows(STANDING, (workflow,))
-    return Workflow(*found[0]) if found else Workflow(0, None)
+    if found:
+        sequence, scope, floor = found[0]
+        return Workflow._make((sequence, scope, floor or 0))
+    floors = reader.rows(FLOOR, (workflow,))
+    return Workflow(0, None, floors[0][0] if floors else 0)
+
+
+def set_floor(transaction: Transaction, workflow: str, floor: int) -> bool:
+    """Let a workflow go on behind a sequence; whether it would have come to that one again."""
+    found = standing(transaction, workflow)
+    if max(found.sequence, found.floor) >= floor:
+        return False
+    transaction.run(SET_FLOOR, (workflow, floor))
+    return True
 
 
 def save(transaction: Transaction, checkpoint: Checkpoint, stored: str) -> None:
@@ -107,6 +152,21 @@ def history(reader: Reader, workflow: str) -> list[CheckpointInfo]:
 def latest_of_each(reader: Reader) -> list[CheckpointInfo]:
     """The latest checkpoint of every workflow, last saved first."""
     return [_info(row) for row in reader.rows(LATEST_OF_EACH)]
+
+
+def handed_out(reader: Reader) -> dict[str, int]:
+    """The last sequence of each workflow, of those in a store that a backup replaced too."""
+    return dict(reader.rows(HANDED_OUT))
+
+
+def page(reader: Reader, workflow: str, after: int, most: int) -> list[Row]:
+    """The next checkpoints behind a sequence, whole, as they are stored; ``saved_at`` in nanoseconds."""
+    return reader.rows(WHOLE, (workflow, after, most))
+
+
+def take_over(transaction: Transaction, rows: Iterable[Row]) -> None:
+    """Write checkpoints of another store, in the order of ``page``."""
+    transaction.executemany(IMPORT, [(*row[:2], len(row[6]), *row[2:]) for row in rows])
 
 
 def workflows(reader: Reader) -> list[str]:

@@ -22,6 +22,11 @@ digest = excluded.digest, result = excluded.result, begun_at = excluded.begun_at
 late = excluded.late, process = excluded.process
 """
 
+EVERYONE = """
+SELECT key, scope, owner, token, state, digest, result, begun_at, ended_at, late, process FROM effects
+ORDER BY key
+"""
+
 LATEST = """
 SELECT key, scope, owner, token, state, digest, NULL, begun_at, ended_at, late, process FROM effects
 ORDER BY begun_at DESC, key
@@ -38,6 +43,11 @@ def find(reader: Reader, key: str) -> EffectRow | None:
 def save(transaction: Transaction, row: EffectRow) -> None:
     """Write the effect in place of what was known of it."""
     transaction.run(SAVE, row)
+
+
+def everyone(reader: Reader) -> list[EffectRow]:
+    """Every effect, with its result."""
+    return [EffectRow._make(row) for row in reader.rows(EVERYONE)]
 
 
 def latest(reader: Reader, most: int) -> list[EffectRow]:

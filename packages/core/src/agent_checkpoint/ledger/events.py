@@ -112,6 +112,19 @@ def read(reader: Reader, limit: int, after: str | None, filters: dict[str, str |
     return found if after is not None else found[::-1]
 
 
+def last_id(reader: Reader) -> int:
+    """The id of the log's last event; 0 for none."""
+    return int(reader.rows(MAX_ID)[0][0] or 0)
+
+
+def skip_to(transaction: Transaction, number: int, happened: Happened) -> None:
+    """Append an event with this id, where the table counts by itself: the next ones are behind it."""
+    kind, scope, owner, token, workflow, sequence, detail = happened
+    numbered = transaction.event_id() or number
+    at = transaction.moment.wall_ns
+    transaction.run(RECORD, (numbered, at, kind, scope, owner, token, workflow, sequence, _text(detail)))
+
+
 def up_to(reader: Reader, before_ns: int) -> int:
     """The id of the last event of the log's older part: all up to it are from before; 0 for none.
 

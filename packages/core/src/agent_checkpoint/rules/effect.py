@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # The states in which nobody has told what became of it.
 OPEN = ("begun", "unknown")
+# What tells one try of a key from another.
+TRY = ("scope", "owner", "token", "begun_at", "process")
 
 
 def begin(
@@ -48,33 +50,41 @@ def begin(
     return EffectRow(key, *fence, "begun", digest, None, moment.wall_ns, None, 0, process)
 
 
+def same_try(row: EffectRow, begun: EffectRow) -> bool:
+    """Whether it is the try that was begun then, and no later one, be it under the same lease."""
+    return all(getattr(row, part) == getattr(begun, part) for part in TRY)
+
+
 def end(
-    row: EffectRow | None, key: str, fence: Fence, state: EffectState, result: str | None, late: bool, moment: Moment
+    row: EffectRow | None, begun: EffectRow, state: EffectState, result: str | None, late: bool, moment: Moment
 ) -> EffectRow | StaleLeaseError:
     """The effect once whoever began it tells what became of it, however late, while nobody else has decided."""
-    if row is not None and row.state in OPEN and (row.scope, row.owner, row.token) == fence:
+    if row is not None and row.state in OPEN and same_try(row, begun):
         return row._replace(state=state, result=result, ended_at=moment.wall_ns, late=int(late))
     became = "was never begun" if row is None else f"was begun by token {row.token}, and is {row.state}"
     return StaleLeaseError(
-        f"effect {key!r} {became}: what token {fence.token} has to say of it comes too late",
+        f"effect {begun.key!r} {became}: what token {begun.token} has to say of it comes too late",
         hint="look at it with 'agent-checkpoint effect show'; what happened outside may have happened twice",
         reason="superseded" if row is not None else "unknown",
-        scope=fence.scope,
-        owner=fence.owner,
-        token=fence.token,
-        key=key,
+        scope=begun.scope,
+        owner=begun.owner,
+        token=begun.token,
+        key=begun.key,
     )
 
 
 def resolve(
-    row: EffectRow, live: bool, state: EffectState, result: str | None, moment: Moment
-) -> EffectRow | Exception:
-    """The effect as somebody who looked outside decides; ``live``: the lease that began it is."""
+    row: EffectRow, looked_at: EffectRow, live: bool, state: EffectState, result: str | None, moment: Moment
+) -> EffectRow | AgentCheckpointError:
+    """The effect as somebody who looked outside decides; ``live``: the lease that began it is.
+
+    What they saw says nothing of a try that was begun after the one they looked at.
+    """
     if row.state not in OPEN:
         return InvalidInputError(
             f"key: effect {row.key!r} is {row.state}, there is nothing to resolve", field="key", state=row.state
         )
-    if live:
+    if live or not same_try(row, looked_at):
         return is_running(row)
     return row._replace(state=state, result=result, ended_at=moment.wall_ns)
 
@@ -94,9 +104,17 @@ def unknown(row: EffectRow) -> EffectUnknownError:
     return EffectUnknownError(
         f"effect {row.key!r} was begun by {row.owner!r} (token {row.token}) at {_facts(row)['begun_at']}, and nobody "
         "has told what became of it: it may have happened",
-        hint=f"look whether it happened, then: agent-checkpoint effect resolve {row.key} --done (or --retry)",
+        hint=f"look whether it happened, then: {to_resolve(row.key)}",
         **_facts(row),
     )
+
+
+def to_resolve(key: str) -> str:
+    """The command that says what became of an effect, as a shell takes it."""
+    from shlex import quote
+
+    dashes = "-- " if key.startswith("-") else ""
+    return f"agent-checkpoint effect resolve --done {dashes}{quote(key)} (or --retry)"
 
 
 def _mismatch(row: EffectRow, digest: str) -> EffectMismatchError:

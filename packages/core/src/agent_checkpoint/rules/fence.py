@@ -31,10 +31,19 @@ _WHY = {
 
 
 class Workflow(Record):
-    """Where a workflow stands: its latest sequence (0: none) and the scope that protects it."""
+    """Where a workflow stands: its latest sequence (0: none) and the scope that protects it.
+
+    Sequences up to ``floor`` were handed out in a store that a backup replaced.
+    """
 
     sequence: int
     scope: str | None
+    floor: int = 0
+
+    @property
+    def following(self) -> int:
+        """The sequence of the next checkpoint."""
+        return max(self.sequence, self.floor) + 1
 
 
 def presented(scope: object, owner: object, token: object) -> Fence:
@@ -123,13 +132,11 @@ def guard(granted: bool, scope: str, fence: Fence | None, required: bool) -> Sta
 def saved(workflow: str, found: Workflow, fence: Fence | None, size_bytes: int) -> tuple[Happened, ...]:
     """The events of an accepted checkpoint; leaving a protecting scope is one of its own."""
     scope, owner, token = fence or (None, None, None)
-    events = (
-        Happened("checkpoint.saved", scope, owner, token, workflow, found.sequence + 1, {"size_bytes": size_bytes}),
-    )
+    events = (Happened("checkpoint.saved", scope, owner, token, workflow, found.following, {"size_bytes": size_bytes}),)
     if found.scope is None or found.scope == scope:
         return events
     moved = {"from_scope": found.scope, "to_scope": scope}
-    return (Happened("checkpoint.rebound", scope, owner, token, workflow, found.sequence + 1, moved), *events)
+    return (Happened("checkpoint.rebound", scope, owner, token, workflow, found.following, moved), *events)
 
 
 def refusal(write: Write, error: AgentCheckpointError, scope: str | None) -> Happened:

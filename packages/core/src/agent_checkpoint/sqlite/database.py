@@ -115,6 +115,18 @@ class SqliteDatabase(Database):
     def alive(self, process: str) -> bool | None:
         return self.processes.alive(process)
 
+    def copy_to(self, path: str) -> int:
+        from agent_checkpoint.sqlite import copying
+
+        self.connections.give_back(self.borrow(migrating=True))  # that it is a store, of whatever version
+        return copying.copy(self.name, path, self.busy_seconds)
+
+    def overwrite(self, path: str) -> None:
+        from agent_checkpoint.sqlite import copying
+
+        copying.overwrite(self.name, path)
+        self._right_version = False
+
     def shrink(self) -> int:
         given = 0
         while pages := self._shrink_a_little():

@@ -1,0 +1,6 @@
+-- Sequences that were handed out in a store that a backup replaced: a workflow
+-- goes on behind them.
+CREATE TABLE floors (
+    workflow TEXT   COLLATE "C" PRIMARY KEY,
+    sequence BIGINT NOT NULL
+);
