@@ -39,7 +39,7 @@ def _show(arguments: Namespace) -> Answer:
 def _resolve_arguments(parser: ArgumentParser) -> None:
     _key(parser)
     parser.add_argument("--done", action="store_true", help="it happened: it is not to be done again")
-    parser.add_argument("--result", metavar="JSON", help="with --done: what it resulted in (null)")
+    parser.add_argument("--result", metavar="JSON", help="what it resulted in, where it happened (null)")
     parser.add_argument("--retry", action="store_true", help="it surely did not happen: the next caller may do it")
     parser.add_argument("--by", metavar="WHO", help="who found out, for the record (the user's name)")
 
