@@ -47,9 +47,14 @@ def tables(rows: Callable[[str], list[Row]]) -> list[Table]:
     for table, index, column in rows(KEYS):
         keys.setdefault(table, {}).setdefault(index, []).append(column)
     return [
-        Table(table, tuple(names), tuple(next(iter(keys.get(table, {}).values()), names)))
+        Table(table, tuple(names), tuple(next(iter(keys.get(table, {}).values()), names)), _size(table))
         for table, names in columns.items()
     ]
+
+
+def _size(table: str) -> str:
+    # Of the whole row as text: what is stored may be compressed.
+    return f"OCTET_LENGTH({identifier(table)}::text)"
 
 
 def sealing(names: Iterable[str], moved_to: str) -> Iterator[str]:
