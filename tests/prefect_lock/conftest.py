@@ -255,10 +255,10 @@ def veto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Veto:
     return plugin
 
 
-# What runs each time. The rest shows what is still open in the lock, or starts a Prefect API: it runs with --long.
-SETTLED = ("test_checks.py", "test_fenced.py", "test_limits.py")
+# What shows what is still open in the lock: it runs with --long, as what starts a Prefect API does.
+UNSETTLED = ("test_interruptions.py", "test_lost.py", "test_lost_moments.py", "test_lost_tasks.py")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.path.name not in SETTLED:
+    if item.path.name in UNSETTLED:
         item.add_marker(pytest.mark.long)

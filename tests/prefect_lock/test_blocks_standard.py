@@ -37,7 +37,7 @@ class OfBothBlocks:
 
         def urlopen(url: str) -> Any:
             assert url == str(FencedLock._logo_url) == str(LeaseStore._logo_url)
-            assert url.endswith(f"/main/{LOGO.relative_to(ROOT)}")
+            assert url.endswith(f"/{LOGO.relative_to(ROOT)}")
             return urllib.request.urlopen(LOGO.as_uri())
 
         monkeypatch.setattr(prefects, "urlopen", urlopen)
@@ -51,9 +51,9 @@ def test_the_suite_reads_the_logo_instead_of_skipping_it() -> None:
     assert prefects.HAS_PIL
 
 
-def test_the_documentation_url_leads_to_the_guide() -> None:
+def test_the_documentation_url_names_the_guide() -> None:
     for block in (LeaseStore, FencedLock):
-        assert str(block._documentation_url).endswith("/main/docs/prefect.md")
+        assert str(block._documentation_url).endswith("/docs/prefect.md")
     assert (ROOT / "docs/prefect.md").exists()
 
 
@@ -148,9 +148,15 @@ print([name for name in names if "event" in name.lower()], "prefect.server.api.s
 
 def test_an_api_that_is_down_keeps_nobody_from_a_lease_and_is_not_complained_of(tmp_path: Path) -> None:
     code = """
-from agent_checkpoint_prefect import FencedLock, LeaseStore
+import threading, time
+from agent_checkpoint_prefect import FencedLock, LeaseStore, telling
 with FencedLock(store=LeaseStore(path="agents.db")).lease("orders") as lease:
     print(lease.token)
+for _ in range(6_000):
+    if telling._answered[0] > 0:
+        break
+    time.sleep(0.01)
+print(telling._answered[1], [each.name for each in threading.enumerate() if each.name.startswith("Events")])
 """
     ran = subprocess.run(
         [sys.executable, "-c", code],
@@ -161,5 +167,5 @@ with FencedLock(store=LeaseStore(path="agents.db")).lease("orders") as lease:
         timeout=60,
         check=False,
     )
-    assert (ran.returncode, ran.stdout) == (0, "1\n")
-    assert "Traceback" not in ran.stderr
+    # Prefect's thread for events, which waits for the API when the process ends, was not even started.
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1\nFalse []\n", "")

@@ -39,6 +39,10 @@ def arrived(client: SyncPrefectClient, scope: str, count: int) -> list[dict[str,
 def test_what_happens_to_a_lease_in_a_run_is_in_prefects_event_feed(
     client: SyncPrefectClient, lock: FencedLock
 ) -> None:
+    with lock.lease("before"):
+        pass
+    arrived(client, "prefect/default/before", 2)  # Prefect's thread for events has begun, outside of the run
+
     @flow
     def told() -> None:
         with lock.lease("told"):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from prefect import flow, task
+from prefect import State, flow, task
 
 from agent_checkpoint_prefect import FencedLock, LeaseLostError, current_fencing_token
 
@@ -117,6 +117,36 @@ def test_a_task_in_a_thread_of_the_task_runner_is_interrupted_and_retried(api: s
 
     assert outer() == 2
     assert tokens == [1, 2]
+
+
+@pytest.mark.parametrize("submitted", [False, True], ids=["main thread", "task runner"])
+def test_the_timeout_of_a_task_and_a_loss_are_told_apart(api: str, lock: FencedLock, submitted: bool) -> None:
+    @task(timeout_seconds=1)
+    @lock.fenced("slow")
+    def slow() -> None:
+        wait_in_thread()
+
+    @task(timeout_seconds=WATCHDOG_SECONDS)
+    @lock.fenced("orders", ttl_seconds=SHORT_TTL_SECONDS)
+    def lost() -> None:
+        steal(lock)
+        wait_in_thread()
+
+    @flow
+    def outer() -> list[tuple[str | None, str]]:
+        states: list[State[Any]] = []
+        for each in (slow, lost):
+            if submitted:
+                future = each.submit()
+                future.wait()
+                states.append(future.state)
+            else:
+                states.append(each(return_state=True))
+        return [(state.name, type(state.result(raise_on_failure=False)).__name__) for state in states]
+
+    (slow_state, _), (lost_state, error) = outer()
+    assert (slow_state, lost_state, error) == ("TimedOut", "Failed", "LeaseLostError")
+    assert lock.list_leases() == []
 
 
 def test_an_async_task_is_interrupted_and_retried(api: str, lock: FencedLock) -> None:

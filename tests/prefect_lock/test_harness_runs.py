@@ -71,7 +71,9 @@ def test_the_owner_is_a_label_with_the_name_of_the_run(api: str, lock: FencedLoc
     assert owner().startswith("nightly:")
 
 
-def test_the_id_of_a_deployment_is_on_record(client: SyncPrefectClient, lock: FencedLock) -> None:
+def test_the_id_and_name_of_a_deployment_are_on_record(
+    client: SyncPrefectClient, lock: FencedLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @flow
     def deployed() -> dict[str, Any]:
         with lock.lease("orders") as lease:
@@ -79,9 +81,10 @@ def test_the_id_of_a_deployment_is_on_record(client: SyncPrefectClient, lock: Fe
 
     deployment_id = client.create_deployment(client.create_flow(deployed), name="nightly")
     run = client.create_flow_run_from_deployment(deployment_id)
+    monkeypatch.setenv("PREFECT__DEPLOYMENT_NAME", "nightly")  # as who starts the process of a run does
 
     found = run_flow(deployed, flow_run=run, return_type="result")
-    assert found["deployment_id"] == str(deployment_id)
+    assert (found["deployment_id"], found["deployment_name"]) == (str(deployment_id), "nightly")
     assert found["flow_run_id"] == str(run.id)
 
 

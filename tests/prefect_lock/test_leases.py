@@ -211,7 +211,7 @@ def test_the_leases_of_a_namespace_are_listed_latest_first(locks: Locks) -> None
 
 def test_a_forced_release_is_on_record_with_its_reason(lock: FencedLock) -> None:
     lease = lock.acquire("orders")
-    assert lock.force_release("orders", reason="stuck").token == lease.token
+    assert [each.token for each in lock.force_release("orders", reason="stuck")] == [lease.token]
     (event,) = events(lock, "lease.force-released")
     assert event.detail["reason"] == "stuck"
     with pytest.raises(NotFoundError):

@@ -13,7 +13,7 @@ from prefect.locking.protocol import LockManager
 from prefect.results import ResultStore
 
 from agent_checkpoint import InvalidInputError, WaitTimeoutError
-from agent_checkpoint_prefect import FencedLock
+from agent_checkpoint_prefect import FencedLock, records
 
 from .conftest import Commits, Locks, elsewhere, events, in_loop, in_thread, kinds, wait_until, waiting
 
@@ -79,6 +79,20 @@ def test_a_finite_acquire_timeout_answers_false_in_the_thread_that_has_it_too(lo
 def test_a_thread_waits_for_the_end_of_its_own_hold_timeout(lock: FencedLock) -> None:
     lock.acquire_lock("key", "one", hold_timeout=0.1)
     assert lock.acquire_lock("key", "two", acquire_timeout=30) is True
+
+
+def test_a_task_waits_for_the_end_of_its_own_hold_timeout(lock: FencedLock) -> None:
+    async def run() -> bool:
+        await lock.aacquire_lock("key", "one", hold_timeout=0.1)
+        return await lock.aacquire_lock("key", "two", acquire_timeout=30)
+
+    assert in_loop(run()) is True
+
+
+def test_a_thread_waits_no_longer_than_it_wants_for_its_own_hold_timeout(lock: FencedLock, take: Acquire) -> None:
+    lock.acquire_lock("key", "one", hold_timeout=60)
+    assert lock.acquire_lock("key", "two", acquire_timeout=0.05) is False
+    assert take(lock, "key", "two", acquire_timeout=0.05) is False
 
 
 def test_without_an_acquire_timeout_the_blocks_own_ends_by_an_error(locks: Locks, take: Acquire) -> None:
@@ -181,6 +195,25 @@ def test_holders_that_race_have_the_record_one_after_the_other(lock: FencedLock)
     for each in [in_thread(work, f"holder-{number}") for number in range(8)]:
         each.result(60)
     assert seen == [1] * 40
+
+
+def test_of_locks_that_were_lost_and_never_given_back_only_the_latest_are_kept(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "KEPT", 2)
+    lock = locks(ttl_seconds=0.2)
+    for key in ("a", "b", "c"):
+        lock.acquire_lock(key, "crashed")
+    for lease in lock.list_leases():
+        lock.store.open().force_release(lease.scope, reason="a test")
+    mine = [record for place, record in records._records.items() if place[2] == "crashed"]
+    wait_until(lambda: all(record.over for record in mine))  # the heartbeat hears of it
+    assert all(lock.is_locked(key) for key in ("a", "b", "c"))
+
+    lock.acquire_lock("d", "one")
+    assert [lock.is_locked(key) for key in ("a", "b", "c")] == [False, True, True]
+    assert not lock.is_lock_holder("c", "crashed")
+    assert lock.is_lock_holder("d", "one")
 
 
 def test_the_sync_methods_may_be_called_on_an_event_loop(lock: FencedLock) -> None:

@@ -18,9 +18,9 @@ from .conftest import (
     Locks,
     elsewhere,
     in_thread,
-    lose,
     take_away,
 )
+from .losing import lose
 
 Where = Callable[..., Any]
 

@@ -8,10 +8,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from prefect.utilities.timeout import timeout_async
 
 from agent_checkpoint_prefect import FencedLease, FencedLock, LeaseLostError, current_lease
 
-from .conftest import WATCHDOG_SECONDS, Locks, in_loop, in_thread, lose, take_away
+from .conftest import WATCHDOG_SECONDS, Locks, in_loop, in_thread, take_away
+from .losing import lose
 
 
 async def sleep_under(lock: FencedLock, name: str = "orders") -> None:
@@ -99,6 +101,22 @@ def test_a_timeout_is_not_taken_for_a_loss(lock: FencedLock) -> None:
             async with lock.alease("orders"), asyncio.timeout(0.01):
                 await asyncio.sleep(WATCHDOG_SECONDS)
         uncancelled()
+
+    in_loop(run())
+    assert lock.inspect("orders") is None
+
+
+def test_a_loss_and_a_timeout_of_prefect_are_told_apart(lock: FencedLock) -> None:
+    async def run() -> None:
+        with timeout_async(WATCHDOG_SECONDS), pytest.raises(LeaseLostError):
+            await sleep_under(lock)
+        with pytest.raises(LeaseLostError), timeout_async(WATCHDOG_SECONDS):
+            await sleep_under(lock)
+        with pytest.raises(TimeoutError), timeout_async(0.01):
+            async with lock.alease("orders"):
+                await asyncio.sleep(WATCHDOG_SECONDS)
+        uncancelled()
+        await asyncio.sleep(0.001)
 
     in_loop(run())
     assert lock.inspect("orders") is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +15,7 @@ from prefect.locking.memory import MemoryLockManager
 from agent_checkpoint_prefect import FencedLock, LeaseStore
 
 from .conftest import WATCHDOG_SECONDS, elsewhere, in_thread, wait_until
+from .forking import crash_in_fork, needs_fork
 
 HOLD_SECONDS = 0.1
 Make = Callable[[], Any]
@@ -130,35 +129,25 @@ def test_ours_tells_keys_apart(ours: Make, tmp_path: Path, one: str, other: str)
     assert sorted(tmp_path.parent.iterdir()) == before
 
 
-CRASH = """
-import os, sys
-from pathlib import Path
-if sys.argv[1] == "theirs":
-    from prefect.locking.filesystem import FileSystemLockManager
-    lock = FileSystemLockManager(Path(sys.argv[2]).parent / "locks")
-else:
-    from agent_checkpoint_prefect import FencedLock, LeaseStore
-    lock = FencedLock(store=LeaseStore(path=sys.argv[2]), ttl_seconds=3600)
-assert lock.acquire_lock("key", "crashed")
-os.kill(os.getpid(), 9)
-"""
+def crash(manager: Any) -> None:
+    def hold() -> None:
+        assert manager.acquire_lock("key", "crashed")
+
+    crash_in_fork(hold)
 
 
-def crash(whose: str, path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", CRASH, whose, path], timeout=WATCHDOG_SECONDS, check=False)
-    assert done.returncode == -9
-
-
-def test_theirs_stays_locked_by_a_holder_that_crashed(theirs: Make, path: Path) -> None:
-    crash("theirs", path)
+@needs_fork
+def test_theirs_stays_locked_by_a_holder_that_crashed(theirs: Make) -> None:
+    crash(theirs())
     assert theirs().is_locked("key")
     assert theirs().acquire_lock("key", "next", acquire_timeout=HOLD_SECONDS) is False
     with pytest.raises(ValueError, match="No lock held"):
         theirs().release_lock("key", "next")
 
 
-def test_ours_is_free_when_its_holder_crashed(ours: Make, path: Path) -> None:
-    crash("ours", path)
+@needs_fork
+def test_ours_is_free_when_its_holder_crashed(ours: Make) -> None:
+    crash(ours())
     assert not ours().is_locked("key")
     assert ours().acquire_lock("key", "next", acquire_timeout=0) is True
 

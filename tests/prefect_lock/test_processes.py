@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from agent_checkpoint.testing import FakeClock
 from agent_checkpoint_prefect import FencedLock, current_lease, stores
 
 from .conftest import WATCHDOG_SECONDS, Locks, elsewhere, events, wait_until, waiting
+from .forking import in_fork, needs_fork
 
 WORKERS = Path(__file__).with_name("fork_worker.py")
 SECOND_NS = 1_000_000_000
@@ -191,7 +192,7 @@ def test_the_same_holder_has_a_record_again_in_another_process(crew: Crew, lock:
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_step_of_the_wall_clock_takes_nothing_away(locks: Locks, path: Path, hours: int) -> None:
     clock = FakeClock()
-    store = stores._stores[os.path.realpath(path)] = StateStore(path, clock=clock)
+    store = stores._stores[os.path.realpath(path), "full"] = StateStore(path, clock=clock)
     store.initialize()
     lock = locks()
     lease = lock.acquire("orders")
@@ -208,33 +209,6 @@ def test_a_step_of_the_wall_clock_takes_nothing_away(locks: Locks, path: Path, h
 
 
 # Forked and spawned
-
-
-def in_fork(body: Callable[[], Any]) -> Any:
-    """What it answers, or raises, in a forked child."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            try:
-                answer: Any = ("answered", body())
-            except BaseException as error:
-                answer = ("raised", repr(error))
-            os.write(writer, pickle.dumps(answer))
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as source:
-        said = source.read()
-    os.waitpid(child, 0)
-    kind, value = pickle.loads(said)
-    assert kind == "answered", value
-    return value
-
-
-needs_fork = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
 @needs_fork
@@ -298,6 +272,14 @@ def test_a_forked_child_uses_its_parents_lock_for_itself(locks: Locks) -> None:
     assert (token, pid != os.getpid()) == (1, True)
 
 
+@needs_fork
+def test_a_pickled_lock_is_the_same_lock_in_another_process(lock: FencedLock) -> None:
+    pickled = pickle.dumps(lock)
+    with lock.lease("orders"):
+        assert in_fork(lambda: pickle.loads(pickled).try_acquire("orders")) is None
+    assert in_fork(lambda: pickle.loads(pickled).acquire("orders").token) == 2
+
+
 POOL = """
 import multiprocessing, sys
 
@@ -314,6 +296,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long  # each of its processes imports Prefect
 def test_a_pickled_lock_works_in_a_pool_of_spawned_processes(tmp_path: Path) -> None:
     script = tmp_path / "pool.py"
     script.write_text(POOL)

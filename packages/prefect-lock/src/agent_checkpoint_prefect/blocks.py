@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from agent_checkpoint import Lease
     from agent_checkpoint_prefect.leases import FencedLease
 
-DOCUMENTATION = "https://github.com/agent-checkpoint/agent-checkpoint/blob/main/docs/prefect.md"
-LOGO = "https://raw.githubusercontent.com/agent-checkpoint/agent-checkpoint/main/docs/logo.png"
+# Prefect wants addresses, and docs/ is published nowhere yet. Nobody can register this one and be taken for us.
+SITE = "https://agent-checkpoint.invalid"
+DOCUMENTATION = f"{SITE}/docs/prefect.md"
+LOGO = f"{SITE}/docs/logo.png"
 # Stands for "the block's own timeout", where None waits for ever.
 OWN: Any = object()
 
@@ -40,6 +42,10 @@ class _Strict(Block):
         if isinstance(values, dict) and values.get("block_type_slug") == cls.get_block_type_slug():
             return {key: value for key, value in values.items() if key != "block_type_slug"}
         return values
+
+    def __eq__(self, other: object) -> bool:
+        """By value: a block that was saved or loaded is the one that was not."""
+        return type(self) is type(other) and self.__dict__ == other.__dict__
 
 
 class LeaseStore(_Strict):

@@ -6,7 +6,9 @@ run twice.
 
 from __future__ import annotations
 
+import os
 import sys
+import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
 
     from agent_checkpoint_prefect.leases import FencedLease
 
-# By the store and the scope.
-held: ContextVar[Mapping[tuple[str, str], FencedLease]] = ContextVar("agent_checkpoint_prefect_held")
+# By the store and the scope. Weak: a lease that its holder drops is renewed no more.
+held: ContextVar[Mapping[tuple[str, str], weakref.ref[FencedLease]]] = ContextVar("agent_checkpoint_prefect_held")
 
 
 def run_metadata() -> dict[str, Any]:
@@ -33,6 +35,8 @@ def run_metadata() -> dict[str, Any]:
         found["flow_name"] = flow.flow.name if flow.flow is not None else None
         if flow.flow_run.deployment_id is not None:
             found["deployment_id"] = str(flow.flow_run.deployment_id)
+            # As Prefect's runner and workers tell it; else only the API knows it, and a lock asks no API.
+            found["deployment_name"] = os.environ.get("PREFECT__DEPLOYMENT_NAME") or None
     task = TaskRunContext.get()
     if task is not None:
         found["task_run_id"] = str(task.task_run.id)
@@ -54,18 +58,28 @@ def in_a_run() -> bool:
 
 def current_lease() -> FencedLease | None:
     """The lease that the calling code holds, as in a flow or task: the one that was taken last; None without one."""
-    leases = [lease for lease in held.get({}).values() if not lease.released]
+    leases = [lease for known in held.get({}).values() if (lease := known()) is not None and not lease.released]
     return leases[-1] if leases else None
+
+
+def lease_at(database: str, scope: str) -> FencedLease | None:
+    """The lease of a scope that the calling code holds, if it has it still."""
+    known = held.get({}).get((database, scope))
+    lease = None if known is None else known()
+    return None if lease is None or lease.released or lease.lost else lease
 
 
 def enter(lease: FencedLease) -> None:
     """Hold a lease in this context from now on."""
-    held.set({**held.get({}), lease.key: lease})
+    held.set({**held.get({}), lease.key: weakref.ref(lease)})
 
 
 def leave(lease: FencedLease) -> None:
     """Hold it no more."""
-    leases = dict(held.get({}))
-    if leases.get(lease.key) is lease:
-        del leases[lease.key]
-        held.set(leases)
+    known = held.get({})
+    if lease.key in known and known[lease.key]() is lease:
+        held.set({key: each for key, each in known.items() if key != lease.key})
+
+
+# What the parent of a forked process holds, the child does not.
+os.register_at_fork(after_in_child=lambda: held.set({}))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
+import traceback
+import weakref
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +20,7 @@ from agent_checkpoint_prefect.stores import awaited
 from agent_checkpoint_prefect.telling import logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from agent_checkpoint_prefect.cancel import TaskInterrupter, ThreadInterrupter
     from agent_checkpoint_prefect.errors import LeaseLostError
@@ -43,8 +46,8 @@ class Ask(NamedTuple):
         Raises:
             LeaseReentrancyError: this run holds the name already.
         """
-        mine = context.held.get({}).get((self.store.database, self.scope))
-        if mine is not None and not (mine.released or mine.lost):
+        mine = context.lease_at(self.store.database, self.scope)
+        if mine is not None:
             raise LeaseReentrancyError(
                 f"this run holds {self.name!r} already, with token {mine.token}, and would wait for itself",
                 hint="use the lease that is held: current_lease()",
@@ -61,7 +64,7 @@ class Ask(NamedTuple):
             "metadata": metadata,
         }
         lease = FencedLease(self.name, self.store, awaited(self.store), metadata)
-        return lease, options
+        return lease, {**options, "on_lost": _weakly(lease.on_lost)}
 
 
 def acquire(ask: Ask) -> FencedLease:
@@ -72,10 +75,9 @@ def acquire(ask: Ask) -> FencedLease:
     """
     lease, options = ask.lease()
     with suppress(LeaseHeldError) if ask.wait_seconds else _nothing():
-        return _granted(lease, ask.store.hold(ask.scope, on_lost=lease.on_lost, **options))
+        return _granted(lease, ask.store.hold(ask.scope, **options))
     with _told_after(ask):
-        hold = ask.store.hold(ask.scope, on_lost=lease.on_lost, wait_seconds=ask.wait_seconds, **options)
-        return _granted(lease, hold)
+        return _granted(lease, ask.store.hold(ask.scope, wait_seconds=ask.wait_seconds, **options))
 
 
 async def aacquire(ask: Ask) -> FencedLease:
@@ -83,64 +85,72 @@ async def aacquire(ask: Ask) -> FencedLease:
     lease, options = ask.lease()
     store = awaited(ask.store)
     with suppress(LeaseHeldError) if ask.wait_seconds else _nothing():
-        return await _agranted(lease, store.hold(ask.scope, on_lost=lease.on_lost, **options))
+        return await _agranted(lease, store.hold(ask.scope, **options))
     with _told_after(ask):
-        hold = store.hold(ask.scope, on_lost=lease.on_lost, wait_seconds=ask.wait_seconds, **options)
-        return await _agranted(lease, hold)
+        return await _agranted(lease, store.hold(ask.scope, wait_seconds=ask.wait_seconds, **options))
 
 
 @contextmanager
 def block(ask: Ask, on_lost: str) -> Iterator[FencedLease]:
     """Hold the lease for the length of a ``with`` block."""
     lease = acquire(ask)
-    struck = interrupter() if on_lost == "cancel" else None
+    struck = interrupter()
     error: BaseException | None = None
     try:
         try:
-            if struck is not None:
-                lease.when_lost(struck.strike)
+            _begin(lease, struck, on_lost)
             yield lease
         finally:
-            _over(struck)
+            struck.close()
     except BaseException as raised:
         error = raised
-    _over(struck)  # again: the interruption may have come in the midst of it
-    _end(lease, lease.finish(), error, struck, on_lost)
+    struck.close()  # again: it may have been interrupted
+    try:
+        lost = lease.finish()
+    finally:
+        struck.end()
+    _end(lease, lost, error, struck, on_lost)
 
 
 @asynccontextmanager
 async def ablock(ask: Ask, on_lost: str) -> AsyncIterator[FencedLease]:
     """See ``block``."""
     lease = await aacquire(ask)
-    struck = interrupter() if on_lost == "cancel" else None
+    struck = interrupter()
     error: BaseException | None = None
     try:
         try:
-            if struck is not None:
-                lease.when_lost(struck.strike)
+            _begin(lease, struck, on_lost)
             yield lease
         finally:
-            _over(struck)
+            struck.close()
     except BaseException as raised:
         error = raised
-    _end(lease, await lease.afinish(), error, struck, on_lost)
+    try:
+        lost = await lease.afinish()
+    finally:
+        struck.end()
+    _end(lease, lost, error, struck, on_lost)
 
 
-def _over(struck: TaskInterrupter | ThreadInterrupter | None) -> None:
-    if struck is not None:
-        struck.over()
+def _begin(lease: FencedLease, struck: TaskInterrupter | ThreadInterrupter, on_lost: str) -> None:
+    struck.begin()
+    if on_lost == "cancel":
+        lease.when_lost(struck.strike)
 
 
 def _end(
     lease: FencedLease,
     lost: LeaseLostError | None,
     error: BaseException | None,
-    struck: TaskInterrupter | ThreadInterrupter | None,
+    struck: TaskInterrupter | ThreadInterrupter,
     on_lost: str,
 ) -> None:
     """Raise what the block raised, or that it lost its lease."""
     if error is not None:
-        if struck is not None and struck.caused(error):
+        if struck.caused(error):
+            # A thread may have been interrupted just before the end of a block inside: dropping that one ends it.
+            traceback.clear_frames(error.__traceback__)
             raise lost or lease.lost_error() from None
         raise error
     if lost is not None and on_lost == "warn":
@@ -150,11 +160,27 @@ def _end(
 
 
 def _granted(lease: FencedLease, hold: Any) -> FencedLease:
-    return lease.start(hold, hold.__enter__())
+    try:
+        return lease.start(hold, hold.__enter__())
+    except BaseException:  # interrupted, it may have been granted all the same
+        hold.__exit__(*sys.exc_info())
+        raise
 
 
 async def _agranted(lease: FencedLease, hold: Any) -> FencedLease:
     return lease.start(hold, await hold.__aenter__())
+
+
+def _weakly(told: Callable[[object, str], object]) -> Callable[[object, str], object]:
+    """A lease that nobody has any more need not be told, nor be kept for it."""
+    known = weakref.WeakMethod(told)
+
+    def tell(held: object, reason: str) -> None:
+        told = known()
+        if told is not None:
+            told(held, reason)
+
+    return tell
 
 
 @contextmanager
@@ -177,8 +203,8 @@ def _told_after(ask: Ask) -> Iterator[None]:
         return
     timer = threading.Timer(PATIENCE, tell)
     timer.daemon = True
-    timer.start()
     try:
+        timer.start()
         yield
     finally:
         timer.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint import FencedWrite, StaleLeaseError
@@ -32,6 +34,8 @@ class FencedLease:
         self._hold: Any = None
         self._held: Any = None
         self._strike: Callable[[], object] | None = None
+        self._pid = os.getpid()
+        self._context = copy_context()
 
     def start(self, hold: Any, held: Any) -> FencedLease:
         """It was granted: the run holds it from now on."""
@@ -137,7 +141,8 @@ class FencedLease:
 
     def _over(self) -> None:
         context.leave(self)
-        tell("released", self)
+        if self._pid == os.getpid():  # a forked child gives nothing back
+            tell("released", self)
 
     def when_lost(self, strike: Callable[[], object]) -> None:
         """Call this when it is lost; at once, where it is lost already."""
@@ -147,7 +152,7 @@ class FencedLease:
 
     def on_lost(self, held: object, reason: str) -> None:  # noqa: ARG002 -- the signature of on_lost
         """The store says that it is lost; called in a thread of its own."""
-        tell("lost", self, reason=reason)
+        self._context.run(tell, "lost", self, reason=reason)  # of the run that holds it
         if self._strike is not None:
             self._strike()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,10 +32,11 @@ Place = tuple[str, str, str]
 
 
 class Record(NamedTuple):
-    """A lease that this process holds for a transaction. ``hold`` renews it; None: it has a fixed length."""
+    """A lease that this process holds for a transaction. ``hold`` renews it; None: it is over at ``until``."""
 
     hold: Any
     held: Any
+    until: float = math.inf
 
     @property
     def fence(self) -> Fence:
@@ -42,8 +44,16 @@ class Record(NamedTuple):
         fence: Fence = self.held.fence
         return fence
 
+    @property
+    def over(self) -> bool:
+        """Whether it is known to be over, though nobody gave it back."""
+        return time.monotonic() >= self.until if self.hold is None else bool(self.held.lost.is_set())
+
 
 _records: dict[Place, Record] = {}
+# A transaction that ends without a release leaves its record here. Who has lost a lock is refused by its record, so
+# it stays; but only so many of those that are over, the latest.
+KEPT = 1_000
 
 
 class RecordLocks(NamedTuple):
@@ -68,12 +78,16 @@ class RecordLocks(NamedTuple):
             return True
         for wait in self._waits(acquire_timeout):
             try:
+                if wait and _ends_by_itself(place):
+                    asked_at = time.monotonic()
+                    self.store.wait_until_free(place[1], wait)
+                    wait = _left(wait, asked_at)
                 if hold_timeout is None:
                     hold = self.store.hold(place[1], holder, **self._terms(self.ttl_seconds, wait))
-                    _records[place] = Record(hold, hold.__enter__())
+                    _keep(place, Record(hold, hold.__enter__()))
                 else:
                     lease = self.store.acquire(place[1], holder, **self._terms(hold_timeout, wait))
-                    _records[place] = Record(None, lease)
+                    _keep(place, Record(None, lease, time.monotonic() + hold_timeout))
                 return True
             except (LeaseHeldError, ReentrancyError) as error:
                 if getattr(error, "owner", None) == holder:
@@ -91,12 +105,16 @@ class RecordLocks(NamedTuple):
         store = awaited(self.store)
         for wait in self._waits(acquire_timeout):
             try:
+                if wait and _ends_by_itself(place):
+                    asked_at = time.monotonic()
+                    await store.wait_until_free(place[1], wait)
+                    wait = _left(wait, asked_at)
                 if hold_timeout is None:
                     hold = store.hold(place[1], holder, **self._terms(self.ttl_seconds, wait))
-                    _records[place] = Record(hold, await hold.__aenter__())
+                    _keep(place, Record(hold, await hold.__aenter__()))
                 else:
                     lease = await store.acquire(place[1], holder, **self._terms(hold_timeout, wait))
-                    _records[place] = Record(None, lease)
+                    _keep(place, Record(None, lease, time.monotonic() + hold_timeout))
                 return True
             except (LeaseHeldError, ReentrancyError) as error:
                 if getattr(error, "owner", None) == holder:
@@ -186,6 +204,24 @@ class RecordLocks(NamedTuple):
         lease = self.store.get_lease(place[1])
         mine = lease is not None and lease.owner == place[2] and lease.owner_alive is not False
         return lease if mine else None
+
+
+def _keep(place: Place, record: Record) -> None:
+    _records[place] = record
+    if len(_records) > KEPT:
+        over = [at for at, each in list(_records.items()) if each.over]
+        for at in over[:-KEPT]:
+            _records.pop(at, None)
+
+
+def _ends_by_itself(place: Place) -> bool:
+    """Whether this process has a lock of fixed length there: core calls it waiting for oneself to queue behind it."""
+    records = list(_records.items())
+    return any(at[:2] == place[:2] and record.hold is None and not record.over for at, record in records)
+
+
+def _left(wait: float, asked_at: float) -> float:
+    return max(0.0, wait - (time.monotonic() - asked_at))
 
 
 def _begin_in_child() -> None:

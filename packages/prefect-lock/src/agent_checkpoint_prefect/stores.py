@@ -9,20 +9,30 @@ from typing import Literal
 from agent_checkpoint import StateStore
 from agent_checkpoint.aio import AsyncStateStore
 
-_stores: dict[tuple[str, str], StateStore] = {}
+Key = tuple[str, str]
+
+_stores: dict[Key, StateStore] = {}
+# By the names that were asked for: to follow a path through its links takes as long as a commit.
+_named: dict[Key, StateStore] = {}
 _awaited: dict[int, AsyncStateStore] = {}
 _lock = Lock()
 
 
 def store_at(place: str, synchronous: Literal["full", "normal"]) -> StateStore:
     """The store at a path or URL; created on first use."""
-    key = (place if "://" in place else os.path.realpath(place), synchronous)
+    is_url = "://" in place
+    named = (place if is_url else os.path.abspath(place), synchronous)
+    store = _named.get(named)
+    if store is not None:
+        return store
+    key = (place if is_url else os.path.realpath(place), synchronous)
     with _lock:
         store = _stores.get(key)
         if store is None:
             store = StateStore(place, synchronous=synchronous)
             store.initialize()
             _stores[key] = store
+        _named[named] = store
         return store
 
 

@@ -2,16 +2,21 @@
 
 Events are sent by a thread of their own, after the fact; nobody waits for it,
 and what fails is dropped: core's audit log is the record. Outside of a run and
-without an API url nothing is sent, since Prefect would start a server for it.
+without an API url nothing is sent, since Prefect would start a server for it,
+and neither to an API that does not answer: Prefect would wait for it at the end
+of the process.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import threading
+import time
 from contextvars import copy_context
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint_prefect.context import in_a_run
@@ -27,6 +32,9 @@ MOST_WAITING = 1_000
 _waiting: queue.Queue[Callable[[], object]] = queue.Queue(MOST_WAITING)
 _starting = threading.Lock()
 _sender: threading.Thread | None = None
+# An API that was asked whether it answers is not asked again for so long.
+TRUST_SECONDS = 30.0
+_answered: tuple[float, bool] = -math.inf, False
 
 
 def logger() -> Any:
@@ -46,25 +54,21 @@ def tell(kind: str, lease: FencedLease, **more: Any) -> None:
     """Have Prefect hear of a lease: ``agent-checkpoint.lease.<kind>``."""
     if not (in_a_run() or _has_api()):
         return
-    payload = {"scope": lease.scope, "token": lease.token, "slot": lease.slot, "owner": lease.owner, **more}
-    resource = {"prefect.resource.id": f"agent-checkpoint.lease.{lease.scope}", "prefect.resource.name": lease.name}
+    event = {
+        "occurred": datetime.now(timezone.utc),
+        "event": f"agent-checkpoint.lease.{kind}",
+        "resource": {
+            "prefect.resource.id": f"agent-checkpoint.lease.{lease.scope}",
+            "prefect.resource.name": lease.name,
+        },
+        "payload": {"scope": lease.scope, "token": lease.token, "slot": lease.slot, "owner": lease.owner, **more},
+    }
     context = copy_context()
-
-    def send() -> None:
-        from prefect.events import emit_event
-
-        emit_event(event=f"agent-checkpoint.lease.{kind}", resource=resource, payload=payload)
-
     try:
-        _waiting.put_nowait(lambda: context.run(send))
+        _waiting.put_nowait(lambda: context.run(_send, event))
     except queue.Full:
         return
     _start()
-
-
-def flush() -> None:
-    """Wait until what was told has been sent: for tests."""
-    _waiting.join()
 
 
 def _has_api() -> bool:
@@ -75,15 +79,36 @@ def _has_api() -> bool:
     return get_current_settings().api.url is not None
 
 
+def _send(event: dict[str, Any]) -> None:
+    # Not by emit_event, which logs what fails as an error: nobody would know what to do about it.
+    from prefect.events import Event
+    from prefect.events.worker import EventsWorker
+
+    if in_a_run() or _answers():
+        EventsWorker.instance().send(Event(**event))
+
+
+def _answers() -> bool:
+    global _answered
+    from prefect.client.orchestration import get_client
+
+    asked_at, answers = _answered
+    if time.monotonic() > asked_at + TRUST_SECONDS:
+        with get_client(sync_client=True) as client:
+            answers = client.api_healthcheck() is None
+        _answered = time.monotonic(), answers
+    return answers
+
+
 def _start() -> None:
     global _sender
     with _starting:
         if _sender is None or not _sender.is_alive():
-            _sender = threading.Thread(target=_send, name="agent-checkpoint-prefect-events", daemon=True)
+            _sender = threading.Thread(target=_send_all, name="agent-checkpoint-prefect-events", daemon=True)
             _sender.start()
 
 
-def _send() -> None:
+def _send_all() -> None:
     while True:
         send = _waiting.get()
         try:
@@ -91,8 +116,6 @@ def _send() -> None:
                 send()
         except Exception:
             logging.getLogger("agent_checkpoint_prefect").debug("an event could not be sent", exc_info=True)
-        finally:
-            _waiting.task_done()
 
 
 def _begin_in_child() -> None:
