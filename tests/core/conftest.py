@@ -47,7 +47,14 @@ WORDS = {
     "checkpoint history": ("deploy-v2",),
     "checkpoint diff": ("deploy-v2",),
     "checkpoint prune": ("--keep-last", "1"),
+    "effect list": (),
     "events": (),
+    "events archive": ("--before", "2001-01-01", "--to", "archive.jsonl"),
+    "retention show": (),
+    "retention set": ("checkpoints.keep_last", "3"),
+    "retention unset": ("checkpoints.keep_last",),
+    "prune": ("--apply-policy",),
+    "export": (),
     "status": (),
     "doctor": (),
 }
@@ -114,8 +121,10 @@ def cli(bare_cli: Cli, path: Path) -> Cli:
 
 
 @pytest.fixture
-def cli_on(bare_cli: Cli) -> Cli:
+def cli_on(bare_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """``cli_on(database, name, …)``: the command in this process on any store, with its WORDS unless told others."""
+
+    monkeypatch.chdir(tmp_path)  # some write a file
 
     def run(database: Path, name: str, *arguments: str) -> Answer:
         return bare_cli("--db", database, *name.split(), *(arguments or WORDS[name]))

@@ -18,7 +18,9 @@ ASKING = [name for name in WORDS if name not in ("init", "doctor")]
 
 
 def test_the_words_are_all_commands_that_work_on_a_store() -> None:
-    assert list(WORDS) == [name for name in run.COMMANDS if name not in ("demo", "completion", "run")]
+    others = ("demo", "completion", "run", "once", "effect show", "effect resolve", "events verify")
+    others += ("backup", "restore", "import", "migrate-store")  # which need more than a store, or take any version
+    assert set(WORDS) == run.COMMANDS.keys() - set(others)
 
 
 @pytest.mark.parametrize("name", WORDS)
@@ -206,5 +208,5 @@ def test_a_version_that_was_set_back_exits_74_and_loses_nothing(cli_on: Cli, fil
         assert answer.status == 74
         assert answer.error()["code"].startswith("storage")
 
-    set_version(filled, 2)
+    set_version(filled, 5)
     assert cli_on(filled, "checkpoint get").value()["sequence"] == 2

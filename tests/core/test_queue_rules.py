@@ -395,7 +395,8 @@ class Scope(RuleBasedStateMachine):
 
     def looks(self, person: Queued) -> bool:
         number = person.number
-        had_life = any(each.number == number for each in self.tickets())
+        # Who slept through the life of its ticket has lost its place, though the row may be there still.
+        had_life = any(each.number == number and self.now - each.beat_ticks < LIFE for each in self.tickets())
         ahead = self.ahead(number if had_life else 0)
         with self.world.acting_as(person.pid):
             found = person.waiter.step()

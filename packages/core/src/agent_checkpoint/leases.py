@@ -251,7 +251,7 @@ def check(database: Database, fence: Fence) -> Lease:
 def check_own(database: Database, fence: Fence) -> Lease:
     """The same for a lease of this very process, which lives."""
     row, moment = _look(database, fence)
-    return present.lease(row, moment, {row.process: True})
+    return present.lease(row, moment, {row.process: True if database.knows_processes else None})
 
 
 def check_scope(database: Database, scope: str, fence: Fence | None, required: bool) -> None:

@@ -23,11 +23,12 @@ from agent_checkpoint_postgres.transactions import PostgresRead, PostgresTransac
 from agent_checkpoint_postgres.translate import translate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
     from threading import Condition
     from typing import NoReturn
 
-    from agent_checkpoint.database import Bell, Parameters, Row
+    from agent_checkpoint.database import Bell, Parameters, Row, Transaction
     from agent_checkpoint.records import Check
     from agent_checkpoint_postgres.links import Link
 
@@ -63,6 +64,7 @@ class PostgresDatabase(Database):
     """One schema of one PostgreSQL database."""
 
     dialect = "postgresql"
+    knows_processes = False
 
     def __init__(self, url: str, *, busy_timeout_seconds: float, synchronous: str, clock: Clock) -> None:
         address = parse(url, busy_timeout_seconds)
@@ -122,7 +124,7 @@ class PostgresDatabase(Database):
     def copy_to(self, path: str) -> int:  # noqa: ARG002
         _refuse_copies()
 
-    def overwrite(self, path: str) -> None:  # noqa: ARG002
+    def opened_copy(self, path: str) -> AbstractContextManager[Callable[[Transaction], None]]:  # noqa: ARG002
         _refuse_copies()
 
     def shrink(self) -> int:

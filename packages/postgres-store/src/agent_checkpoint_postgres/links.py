@@ -210,8 +210,9 @@ class Links:
 
     def _unreachable(self, failure: psycopg.Error) -> StorageError:
         error = translate_connect(failure, self._address.shown)
-        # A server that never was there is a mistake in the URL more often than a server that comes back.
-        error.undone = error.undone and (self._was_reached or "starting up" in str(failure))
+        # A server that never was there is a mistake in the URL more often than a server that comes back;
+        # one that answers, that it starts or has no connection left, is there.
+        error.undone = error.undone and (self._was_reached or "FATAL" in str(failure))
         return error
 
     def _busy(self, pool: Pool) -> StorageBusyError:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # How long a transaction may idle, in milliseconds: the server ends one whose
 # client is frozen or cut off, and with it its locks.
-IDLE_MS = 10_000
+IDLE_MS = 5_000
 
 # Microseconds since 1970 by the server's clock, which is read now and not at the transaction's begin.
 WALL = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"

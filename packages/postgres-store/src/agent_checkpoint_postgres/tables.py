@@ -33,6 +33,9 @@ AND c.relkind = 'r' AND a.attidentity <> ''"""
 COUNT_ON = """SELECT setval(pg_get_serial_sequence({table}, {column}), (SELECT MAX({name}) FROM {place}))
 WHERE EXISTS (SELECT 1 FROM {place})"""
 
+SKIP = """SELECT setval(counter, nextval(counter) + {ahead})
+FROM (SELECT pg_get_serial_sequence({table}, {column})::regclass AS counter) AS one"""
+
 SEAL = """CREATE TRIGGER sealed BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {table}
 EXECUTE FUNCTION refuse_change({message})"""
 UNSEAL = "DROP TRIGGER IF EXISTS sealed ON {table}"
@@ -59,9 +62,9 @@ def _size(table: str) -> str:
 
 def sealing(names: Iterable[str], moved_to: str) -> Iterator[str]:
     """The statements that refuse every change of these tables; each waits for who is changing it."""
-    message = Literal(MOVED + moved_to).as_string(None)
+    message = (MOVED + moved_to).replace("\\", "\\\\").replace("'", "''").replace("?", "\\x3f")  # no parameter's place
     for table in names:
-        yield SEAL.format(table=identifier(table), message=message)
+        yield SEAL.format(table=identifier(table), message=f"E'{message}'")
 
 
 def unsealing(names: Iterable[str]) -> Iterator[str]:
@@ -79,3 +82,10 @@ def counting_on(counters: Iterable[Any]) -> Iterator[str]:
             name=identifier(column),
             place=identifier(table),
         )
+
+
+def skipping(counters: Iterable[Any], ahead: int) -> Iterator[str]:
+    """The statements that let identities go on so much further."""
+    for table, column in counters:
+        place = Literal(identifier(table)).as_string(None), Literal(column).as_string(None)
+        yield SKIP.format(table=place[0], column=place[1], ahead=ahead)

@@ -212,9 +212,14 @@ class PostgresTransaction(Transaction):
         for statement in tables.counting_on(self.rows(tables.COUNTERS)):
             self.rows(statement)
         link = self._open()
-        ahead, last, following = link.ask(event_ids.LOOK.encode())
-        if event_ids.is_behind(ahead, last, following):
+        ahead, last, _ = link.ask(event_ids.LOOK.encode())
+        # What was copied may be from transactions of this cluster that began after this one.
+        if event_ids.is_behind(ahead, last, self._id):
             (link.ahead,) = link.ask(event_ids.GO_AHEAD.encode())
+
+    def skip(self, ahead: int) -> None:
+        for statement in tables.skipping(self.rows(tables.COUNTERS), ahead):
+            self.rows(statement)
 
     def script(self, text: str) -> None:
         try:

@@ -57,6 +57,8 @@ def translate(error: psycopg.Error, place: str) -> AgentCheckpointError:
     """The error to raise instead; its cause is the original."""
     state = error.sqlstate or ""
     text = _sentence(error)
+    if state == "0A000" and "during recovery" in text:
+        state = "25006"  # what a standby says to BEGIN READ WRITE
     if text.startswith(MOVED):
         return StoreMovedError(f"{place}: {text}", database=place, moved_to=text.removeprefix(MOVED))
     if state in BUSY:
@@ -80,6 +82,8 @@ def translate(error: psycopg.Error, place: str) -> AgentCheckpointError:
 def translate_connect(error: psycopg.Error, place: str) -> StorageError:
     """The same for a connection that could not be made; libpq gives it no SQLSTATE."""
     text = _sentence(error)
+    if any(phrase in text for phrase in ("too many", "connection slots")):
+        return _undone(StorageBusyError(f"{place}: {BUSY['53300']}", database=place, blocker=None))
     unreachable = StorageUnreachableError(f"{place}: {text}", hint=REACH, database=place)
     # What the server refuses for good is not tried again: a role, a password, a database that is not there.
     for_good = any(
