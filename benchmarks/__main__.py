@@ -13,7 +13,19 @@ from functools import partial
 from pathlib import Path
 
 from agent_checkpoint.mounts import filesystem_of
-from benchmarks import cli, failover, growth, holding, imports, langgraph_plots, lease, report, waiting, writers
+from benchmarks import (
+    archive,
+    cli,
+    failover,
+    growth,
+    holding,
+    imports,
+    langgraph_plots,
+    lease,
+    report,
+    waiting,
+    writers,
+)
 from benchmarks.harness import Plan, Row
 
 Benchmarks = dict[str, Callable[[Plan], Iterator[Row]]]
@@ -33,6 +45,13 @@ def _prefect(plan: Plan) -> Iterator[Row]:
     return prefect.measure(plan)
 
 
+def _postgres(plan: Plan) -> Iterator[Row]:
+    # And psycopg, and a server, are optional.
+    from benchmarks import postgres
+
+    return postgres.measure(plan)
+
+
 BENCHMARKS: Benchmarks = {
     "lease": lease.measure,
     "writers": writers.measure,
@@ -41,9 +60,11 @@ BENCHMARKS: Benchmarks = {
     "holding": holding.measure,
     "cli": cli.measure,
     "growth": growth.measure,
+    "archive": archive.measure,
     "import": imports.measure,
     "langgraph": _langgraph,
     "prefect": _prefect,
+    "postgres": _postgres,
 }
 MEMORY = Path("/dev/shm")
 

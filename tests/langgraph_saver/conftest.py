@@ -1,10 +1,12 @@
-"""What the tests of the saver share: a saver on a real file, and small ways to put and to look.
+"""What the tests of the saver share: a saver on a real database, and small ways to put and to look.
 
 Fixtures are found by pytest; the rest is imported, ``from .conftest import …``. What one file alone needs stays there.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -13,6 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 from langgraph.checkpoint.base import CheckpointTuple
+from tests import postgres
 
 from agent_checkpoint_langgraph import AgentCheckpointSaver
 
@@ -22,11 +25,51 @@ WATCHDOG_SECONDS = 60
 FORMAT = 4
 
 
+DATABASES = ("sqlite", "postgresql") if postgres.is_installed() else ("sqlite",)
+# What holds for every database is tested on every database; a test that takes a ``path`` is about a file.
+ON_EVERY_DATABASE = {
+    "test_conformance",
+    "test_delta_channels",
+    "test_leased",
+    "test_list",
+    "test_many_writers",
+    "test_removing",
+    "test_same_as_memory",
+    "test_values",
+    "test_writes",
+}
+_schemas = itertools.count(1)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    asked = metafunc.definition._fixtureinfo.argnames
+    module = metafunc.module.__name__.rpartition(".")[2]
+    if module in ON_EVERY_DATABASE and "database" in metafunc.fixturenames and "path" not in asked:
+        metafunc.parametrize("database", DATABASES)
+
+
 @pytest.fixture
-def saver(path: Path) -> Iterator[AgentCheckpointSaver]:
-    """A saver on a fresh file. It may lose the last commits in a power cut, which no test makes."""
-    with AgentCheckpointSaver.from_conn_string(path, synchronous="normal") as opened:
+def database() -> str:
+    """Which database a test is about."""
+    return "sqlite"
+
+
+@pytest.fixture
+def url_or_path(database: str, path: Path) -> Path | str:
+    """Where the store of a test is."""
+    return path if database == "sqlite" else fresh_url()
+
+
+@pytest.fixture
+def saver(url_or_path: Path | str) -> Iterator[AgentCheckpointSaver]:
+    """A saver on a fresh store. It may lose the last commits in a power cut, which no test makes."""
+    with AgentCheckpointSaver.from_conn_string(url_or_path, synchronous="normal") as opened:
         yield opened
+
+
+def fresh_url(*options: str) -> str:
+    """The URL of a store that is not there yet."""
+    return postgres.url(f"saver_{os.getpid()}_{next(_schemas)}", *options)
 
 
 def at(thread_id: Any = "thread-1", checkpoint_id: str | None = None, namespace: str = "", **more: Any) -> Any:

@@ -25,7 +25,7 @@ from agent_checkpoint_langgraph.conformance.write_ownership import (
     run_write_ownership_tests,
 )
 
-from .conftest import WATCHDOG_SECONDS, rows
+from .conftest import DATABASES, WATCHDOG_SECONDS, fresh_url, rows
 
 Clause = Callable[..., Awaitable[None]]
 # What a thread may do with or without a lease: an unguarded saver keeps these.
@@ -55,9 +55,10 @@ def failing(clauses: Iterable[str]) -> set[str]:
     return {each.partition(":")[0] for each in clauses}
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> CapabilityReport:
-    return asyncio.run(published_suite(maker(None, tmp_path_factory.mktemp("published"))))
+@pytest.fixture(scope="module", params=DATABASES)
+def published(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CapabilityReport:
+    url = None if request.param == "sqlite" else fresh_url()
+    return asyncio.run(published_suite(maker(url, tmp_path_factory.mktemp("published"))))
 
 
 @pytest.mark.parametrize("capability", sorted(each.value for each in ALL_CAPABILITIES))
@@ -97,9 +98,11 @@ def test_the_saver_keeps_each_clause_of_write_ownership(saver: AgentCheckpointSa
     asyncio.run(clause(saver, StoreLeases(saver)))
 
 
-def test_the_saver_keeps_write_ownership_where_leases_are_required(path: Path) -> None:
+def test_the_saver_keeps_write_ownership_where_leases_are_required(url_or_path: Path | str) -> None:
     async def clauses() -> tuple[int, int, list[str]]:
-        async with AgentCheckpointSaver.from_conn_string(path, fencing="required", synchronous="normal") as saver:
+        async with AgentCheckpointSaver.from_conn_string(
+            url_or_path, fencing="required", synchronous="normal"
+        ) as saver:
             return await run_write_ownership_tests(saver, StoreLeases(saver))
 
     _, _, failures = asyncio.run(clauses())

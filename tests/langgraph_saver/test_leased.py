@@ -120,9 +120,11 @@ async def rest() -> None:
         await asyncio.sleep(0)
 
 
-def left_run(path: Path, leave: Callable[[LeftRun, Any], Awaitable[None]], durability: str, *, is_leased: bool) -> Any:
+def left_run(
+    url_or_path: Path | str, leave: Callable[[LeftRun, Any], Awaitable[None]], durability: str, *, is_leased: bool
+) -> Any:
     """Whether it was leased at its end, what it left, and which of its writes were refused."""
-    with AgentCheckpointSaver.from_conn_string(path, synchronous="normal") as saver:
+    with AgentCheckpointSaver.from_conn_string(url_or_path, synchronous="normal") as saver:
 
         async def go() -> LeftRun:
             run = LeftRun(saver, durability)
@@ -146,9 +148,9 @@ def test_a_run_that_its_caller_leaves_is_over_before_its_lease_is(tmp_path: Path
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_no_save_of_a_run_that_its_caller_leaves_comes_too_late(path: Path, durability: str) -> None:
+def test_no_save_of_a_run_that_its_caller_leaves_comes_too_late(url_or_path: Path | str, durability: str) -> None:
     # LangGraph saves the error of the step that was cancelled after the run, and does not wait for it.
-    assert left_run(path, closes_it, durability, is_leased=True)[2] == []
+    assert left_run(url_or_path, closes_it, durability, is_leased=True)[2] == []
 
 
 # Gone through by many threads

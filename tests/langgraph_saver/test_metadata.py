@@ -129,7 +129,7 @@ def test_a_key_may_be_of_any_type(saver: AgentCheckpointSaver) -> None:
     assert "five" in found.metadata.values()
 
 
-def test_what_refers_to_itself_many_times_is_no_endless_work(path: Path) -> None:
+def test_what_refers_to_itself_many_times_is_no_endless_work(path: Path, unmeasured: None) -> None:
     program = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))

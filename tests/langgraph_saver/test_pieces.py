@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -73,7 +73,6 @@ def assert_cut_like_alone(value: Any) -> None:
     assert found.body == serde.dumps_typed(whole)
 
 
-@settings(deadline=None)
 @given(VALUES)
 def test_the_piece_of_a_channel_is_its_value_serialised_alone(value: Any) -> None:
     assert_cut_like_alone(value)

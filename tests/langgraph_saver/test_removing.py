@@ -130,8 +130,8 @@ def test_removing_takes_a_thread_whose_lease_is_over(saver: AgentCheckpointSaver
     assert saver.store.list_leases() == []
 
 
-def test_where_a_lease_is_required_none_is_needed_to_remove(path: Path) -> None:
-    with AgentCheckpointSaver.from_conn_string(path, fencing="required") as saver:
+def test_where_a_lease_is_required_none_is_needed_to_remove(url_or_path: Path | str) -> None:
+    with AgentCheckpointSaver.from_conn_string(url_or_path, fencing="required") as saver:
         with pytest.raises(StaleLeaseError):
             Line(saver).put({"messages": STATES[0]})
         with saver.lease("thread-1", owner="worker-a"):
@@ -144,8 +144,8 @@ def test_where_a_lease_is_required_none_is_needed_to_remove(path: Path) -> None:
         assert saver.list_threads() == []
 
 
-def test_where_leases_are_off_everybody_writes(path: Path) -> None:
-    with AgentCheckpointSaver.from_conn_string(path, fencing="off") as saver:
+def test_where_leases_are_off_everybody_writes(url_or_path: Path | str) -> None:
+    with AgentCheckpointSaver.from_conn_string(url_or_path, fencing="off") as saver:
         with saver.lease("thread-1", owner="worker-a", in_context=False):
             graph = chain(saver, saying("one"))
             graph.invoke({"seen": ["start"]}, thread())

@@ -292,7 +292,7 @@ connection.execute("ROLLBACK")
 def test_somebody_elses_lock_only_delays(saver: AgentCheckpointSaver, path: Path, awaited: bool) -> None:
     Line(saver).put({"n": 1})
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-S", "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"

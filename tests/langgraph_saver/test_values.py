@@ -267,9 +267,11 @@ def test_a_fork_from_an_old_checkpoint_builds_on_that(saver: AgentCheckpointSave
     assert values(saver.get_tuple(configs[3]))["messages"] == base[:8]
 
 
-def test_savers_in_turn_on_one_thread_give_back_what_each_saved(saver: AgentCheckpointSaver, path: Path) -> None:
+def test_savers_in_turn_on_one_thread_give_back_what_each_saved(
+    saver: AgentCheckpointSaver, url_or_path: Path | str
+) -> None:
     states: list[list[str]] = [[text(300) for _ in range(5)]]
-    with AgentCheckpointSaver.from_conn_string(path, synchronous="normal") as other:
+    with AgentCheckpointSaver.from_conn_string(url_or_path, synchronous="normal") as other:
         line, others = Line(saver), Line(other)
         for number in range(40):
             mine, theirs = (line, others) if RANDOM.random() < 0.5 else (others, line)
@@ -280,11 +282,13 @@ def test_savers_in_turn_on_one_thread_give_back_what_each_saved(saver: AgentChec
     assert found == [states[:0:-1]] * 2
 
 
-def test_a_parent_that_another_saver_deleted_is_built_on_no_more(saver: AgentCheckpointSaver, path: Path) -> None:
+def test_a_parent_that_another_saver_deleted_is_built_on_no_more(
+    saver: AgentCheckpointSaver, url_or_path: Path | str
+) -> None:
     line = Line(saver)
     base = [text(500) for _ in range(10)]
     head = line.put({"messages": base})
-    with AgentCheckpointSaver.from_conn_string(path, synchronous="normal") as other:
+    with AgentCheckpointSaver.from_conn_string(url_or_path, synchronous="normal") as other:
         other.delete_thread("thread-1")
         Line(other).put({"messages": ["another"]})  # takes the same id
         line.put({"messages": [*base, "more"]}, on=head)
@@ -292,10 +296,12 @@ def test_a_parent_that_another_saver_deleted_is_built_on_no_more(saver: AgentChe
     assert [values(each)["messages"] for each in saver.list(at())] == [[*base, "more"], ["another"]]
 
 
-def test_a_parent_that_another_saver_saved_anew_is_built_on_as_it_is(saver: AgentCheckpointSaver, path: Path) -> None:
+def test_a_parent_that_another_saver_saved_anew_is_built_on_as_it_is(
+    saver: AgentCheckpointSaver, url_or_path: Path | str
+) -> None:
     line = Line(saver)
     head = line.put({"messages": [text(500)], "kept": "mine"})
-    with AgentCheckpointSaver.from_conn_string(path, synchronous="normal") as other:
+    with AgentCheckpointSaver.from_conn_string(url_or_path, synchronous="normal") as other:
         Line(other).put({"messages": ["another"], "kept": "theirs"})
     made = checkpoint("id-9", {"messages": ["new"], "kept": "as it came"}, "9.x")
     made["channel_versions"]["kept"] = saver.get_tuple(head).checkpoint["channel_versions"]["kept"]  # type: ignore[union-attr]
@@ -370,9 +376,9 @@ def test_an_encrypted_state_comes_back_and_is_not_in_the_file(path: Path) -> Non
     assert b"plain text" not in path.read_bytes()
 
 
-def test_an_encrypted_value_depends_on_no_other(path: Path) -> None:
+def test_an_encrypted_value_depends_on_no_other(url_or_path: Path | str) -> None:
     serde = EncryptedSerializer(Rotation(step=0), StrictSerializer())
-    with AgentCheckpointSaver.from_conn_string(path, serde=serde) as saver:
+    with AgentCheckpointSaver.from_conn_string(url_or_path, serde=serde) as saver:
         same = text(2000)
         line = Line(saver)
         for number in range(5):

@@ -53,6 +53,7 @@ class Job:
     """What a worker does, and how."""
 
     folder: str
+    store: str  # path or URL
     worker: str
     saver: str  # "ours" or "stock"
     kind: str  # "graph" or "tasks"
@@ -161,11 +162,12 @@ def functional(job: Job, saver: Any) -> Any:
 
 
 def opened(job: Job) -> AbstractContextManager[Any] | AbstractAsyncContextManager[Any]:
-    path = str(job.file("agents.db"))
     if job.saver == "ours":
-        # Short: a worker frozen at the gate of writers is gone around after half of it.
-        return AgentCheckpointSaver.from_conn_string(path, busy_timeout_seconds=2)
-    return (SqliteSaver if job.mode == "sync" else AsyncSqliteSaver).from_conn_string(path)
+        # A file's is short: a worker frozen at the gate of writers is gone around after half of it. A server
+        # ends the transaction of one that was frozen in it, after a while.
+        busy = WATCHDOG_SECONDS if "://" in job.store else 2
+        return AgentCheckpointSaver.from_conn_string(job.store, busy_timeout_seconds=busy)
+    return (SqliteSaver if job.mode == "sync" else AsyncSqliteSaver).from_conn_string(job.store)
 
 
 def built(job: Job, saver: Any) -> Any:

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 TAKEN_SECONDS = 60
 
 
-# The fences that were found live in this transaction: only a write that takes a scope changes that.
+# The fences that were found live in this transaction, and whether a scope ever was
+# granted: only a write that takes a scope changes that.
 LIVE = "live fences"
+GRANTED = "granted scopes"
 
 
 class FencedWrite(Record):
@@ -140,6 +142,7 @@ def _run_taking(change: Change, database: Database, fenced: FencedWrite, write: 
     if isinstance(taken, Refused):
         return taken
     change.shared.pop(LIVE, None)
+    change.shared.pop(GRANTED, None)
     answer = _run(change, fenced, write._replace(scope=taken.scope, owner=taken.owner, token=taken.token))
     leases.release_in(change, taken.row)
     return answer
@@ -167,7 +170,12 @@ def _refused(change: Change, fenced: FencedWrite, write: Write) -> Refused | Non
 
 def _was_granted(change: Change, fenced: FencedWrite) -> bool:
     """Whether the scope ever had a lease: its rows are never deleted."""
-    return fenced.scope is not None and bool(lease_rows.of_scope(change.transaction, fenced.scope))
+    if fenced.scope is None:
+        return False
+    known: dict[str, bool] = change.shared.setdefault(GRANTED, {})
+    if fenced.scope not in known:
+        known[fenced.scope] = bool(lease_rows.of_scope(change.transaction, fenced.scope))
+    return known[fenced.scope]
 
 
 def _protected(fenced: FencedWrite, write: Write) -> Write | None:

@@ -82,11 +82,18 @@ class Core:
         """The lease of a thread: from the config, the context, or what was bound."""
         return ownership.find(config, (self.store.database, thread_id)) or self.bound.get(thread_id)
 
-    def guarded(self, config: RunnableConfig | None, thread_id: str, *, takes: bool = False) -> Guarded:
-        """How to write to a thread in this context; ``takes``: without a lease, under one for this write alone."""
+    def guarded(
+        self, config: RunnableConfig | None, thread_id: str, *, takes: bool = False, reads: str | None = None
+    ) -> Guarded:
+        """How to write to a thread in this context, one at a time.
+
+        ``takes``: without a lease, under one for this write alone. ``reads``:
+        another thread, which nobody writes to meanwhile.
+        """
         scope = mapping.scope_of(thread_id)
+        locks = () if reads is None else (f"workflow:{mapping.scope_of(reads)}",)
         if self.fencing == "off":
-            return lambda action, body: FencedWrite(mapping.COMPONENT, action, body, workflow=scope)
+            return lambda action, body: FencedWrite(mapping.COMPONENT, action, body, workflow=scope, locks=locks)
         lease = self.find_lease(config, thread_id)
         taker = ownership.default_owner() if takes else None
 
@@ -97,6 +104,7 @@ class Core:
                 body,
                 lease,
                 workflow=scope,
+                locks=locks,
                 scope=scope,
                 required=self.fencing == "required",
                 takes=taker,
@@ -104,9 +112,9 @@ class Core:
 
         return write
 
-    def change(self, thread_id: str, action: str, body: Callable[[Part], T]) -> T:
-        """Remove or copy something of a thread, and give the space back."""
-        answer = self._change(thread_id, action, body)
+    def change(self, thread_id: str, action: str, body: Callable[[Part], T], *, reads: str | None = None) -> T:
+        """Remove something of a thread, or copy another one into it, and give the space back."""
+        answer = self._change(thread_id, action, body, reads)
         self.store.shrink()
         return answer
 
@@ -130,9 +138,9 @@ class Core:
             remove = partial(Part.executemany, sql=tables.REMOVE_VALUE, parameters=some)
             self._change(thread_id, "langgraph.prune-thread", remove)
 
-    def _change(self, thread_id: str, action: str, body: Callable[[Part], T]) -> T:
+    def _change(self, thread_id: str, action: str, body: Callable[[Part], T], reads: str | None = None) -> T:
         self.prepare()
-        (outcome,) = self.store.write_all([self.guarded(None, thread_id, takes=True)(action, body)])
+        (outcome,) = self.store.write_all([self.guarded(None, thread_id, takes=True, reads=reads)(action, body)])
         self.remembered.forget(thread_id)
         if outcome.error is not None:
             raise outcome.error

@@ -19,6 +19,7 @@ from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.runnables.config import var_child_runnable_config
 
 from agent_checkpoint import FencedWrite, InvalidInputError, LeaseHeldError, NotFoundError, StaleLeaseError
+from agent_checkpoint.aio import AsyncStateStore
 from agent_checkpoint_langgraph import mapping
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 
     from langchain_core.runnables import RunnableConfig
 
-    from agent_checkpoint import Fence, StateStore
-    from agent_checkpoint.aio import AsyncStateStore
+    from agent_checkpoint import Effect, Fence, Resolution, StateStore
+    from agent_checkpoint.aacting import AsyncActing
+    from agent_checkpoint.acting import Acting
 
 # A key that starts with two underscores is not copied into a checkpoint's metadata.
 CONFIG_KEY = "__agent_checkpoint_lease"
@@ -50,12 +52,13 @@ class ThreadLease:
     is what to pass to a system that refuses lower ones.
     """
 
-    def __init__(self, store: StateStore, thread_id: str, held: Any) -> None:
+    def __init__(self, store: StateStore, thread_id: str, held: Any, awaited: AsyncStateStore | None = None) -> None:
         self.thread_id = thread_id
         self.held: Any = held
         """The lease of the store: what ``store.hold`` gave, or a fence that came from elsewhere."""
         self.fence: Fence = held.fence
         self._store = store
+        self._awaited = awaited or AsyncStateStore.of(store)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -106,6 +109,21 @@ class ThreadLease:
     async def acheck(self) -> None:
         """``check`` in a thread, for where the event loop must not wait."""
         await asyncio.get_running_loop().run_in_executor(None, self.check)
+
+    def effect(
+        self, key: str, *, request: Any = None, resolve: Callable[[Effect], Resolution | None] | None = None
+    ) -> Acting:
+        """A ``with`` block around an action outside that must not happen twice; see ``StateStore.effect``.
+
+        The key names the action in the whole store, not in the thread alone.
+        """
+        return self._store.effect(key, lease=self, request=request, resolve=resolve)
+
+    def aeffect(
+        self, key: str, *, request: Any = None, resolve: Callable[[Effect], Resolution | None] | None = None
+    ) -> AsyncActing:
+        """``effect`` for ``async with``; ``resolve`` runs in a thread."""
+        return self._awaited.effect(key, lease=self, request=request, resolve=resolve)
 
     def config(self, config: RunnableConfig | None = None) -> RunnableConfig:
         """The config that makes a run write under this lease, and stop when it is lost.
@@ -232,7 +250,7 @@ class LeaseBlock:
 
     def _entered(self, hold: Any, held: Any) -> ThreadLease:
         self._hold = hold
-        lease = ThreadLease(self._store, self._thread_id, held)
+        lease = ThreadLease(self._store, self._thread_id, held, self._awaited)
         if self._in_context:
             _leases.set({**_leases.get({}), lease.key: lease})
         return lease

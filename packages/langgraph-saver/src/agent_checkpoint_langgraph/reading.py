@@ -42,10 +42,19 @@ class Search:
         self._bound: list[Any] = []
         self.filter: dict[str, Any] = {}
 
-    def where(self, condition: str, value: Any) -> None:
+    def where(self, condition: str, *values: Any) -> None:
         """Add a condition for the database."""
         self._conditions.append(condition)
-        self._bound.append(value)
+        self._bound += values
+
+    def where_in(self, thread_id: str | None, namespace: str | None) -> None:
+        """Only those of a thread, of a namespace, or of a namespace of a thread."""
+        if thread_id is not None and namespace is not None:
+            self.where(tables.BY_HISTORY, thread_id, namespace)
+        elif thread_id is not None:
+            self.where(tables.BY_THREAD, thread_id)
+        elif namespace is not None:
+            self.where(tables.BY_NAMESPACE, namespace)
 
     def matching(self, filter: Mapping[str, Any]) -> None:
         """Only those with this metadata; what has a column is left to the database."""
@@ -69,8 +78,7 @@ class Search:
 def latest(reader: Reader, where: Address) -> Header | None:
     """The checkpoint that an address names, or the latest of its namespace."""
     search = Search()
-    search.where(tables.BY_THREAD, where.thread_id)
-    search.where(tables.BY_NAMESPACE, where.namespace)
+    search.where_in(where.thread_id, where.namespace)
     if where.checkpoint_id is not None:
         search.where(tables.BY_ID, where.checkpoint_id)
     found = search.headers(reader, None, 1)
@@ -141,10 +149,11 @@ def search_for(
     search = Search()
     configurable = (config or {}).get("configurable") or {}
     thread_id = configurable.get("thread_id")
-    if thread_id is not None:
-        search.where(tables.BY_THREAD, thread_name(thread_id))
-    if configurable.get("checkpoint_ns") is not None:
-        search.where(tables.BY_NAMESPACE, storable("checkpoint_ns", configurable["checkpoint_ns"]))
+    namespace = configurable.get("checkpoint_ns")
+    search.where_in(
+        None if thread_id is None else thread_name(thread_id),
+        None if namespace is None else storable("checkpoint_ns", str(namespace)),
+    )
     if configurable.get("checkpoint_id"):
         search.where(tables.BY_ID, storable("checkpoint_id", str(configurable["checkpoint_id"])))
     if before and (given := get_checkpoint_id(before)):

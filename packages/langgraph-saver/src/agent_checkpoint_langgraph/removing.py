@@ -116,7 +116,8 @@ def _copy_history(part: Part, history: int, target: tuple[str, str]) -> int:
         state.setdefault(checkpoint, []).append(value)
     for number, _ in ids:
         ((new,),) = part.rows(tables.COPY_CHECKPOINT, (new_history, number))
-        part.executemany(tables.ADD_STATE, [(new, values[value]) for value in state.get(number, ())])
+        for statement in tables.adding(tables.ADD_STATE, [(new, values[value]) for value in state.get(number, ())]):
+            part.run(*statement)
     part.run(tables.COPY_WRITES, (new_history, history))
     return len(ids)
 

@@ -11,6 +11,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from agent_checkpoint import InvalidInputError, StateStore
 from agent_checkpoint_langgraph import ancestry, mapping, reading, removing
 from agent_checkpoint_langgraph.core import Core
+from agent_checkpoint_langgraph.mapping import storable
 from agent_checkpoint_langgraph.ownership import LeaseBlock, ThreadLease, thread_of
 from agent_checkpoint_langgraph.saving import CheckpointSave, WritesSave
 from agent_checkpoint_langgraph.serde import checked
@@ -160,7 +161,9 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
         name = thread_of(lease.fence.scope) if thread_id is None else mapping.thread_name(thread_id)
         if mapping.scope_of(name) != lease.fence.scope:
             raise InvalidInputError(f"lease: is of scope {lease.fence.scope!r}, not of thread {name!r}", field="lease")
-        bound = lease if isinstance(lease, ThreadLease) else ThreadLease(self._core.store, name, lease)
+        bound = (
+            lease if isinstance(lease, ThreadLease) else ThreadLease(self._core.store, name, lease, self._core.awaited)
+        )
         if bound.key[0] != self._core.store.database:
             raise InvalidInputError(f"lease: is of the store {bound.key[0]}", field="lease")
         self._core.bound[name] = bound
@@ -324,7 +327,7 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
 
         What the checkpoints of other runs are computed from stays, as in ``prune``.
         """
-        for run_id in map(str, run_ids):
+        for run_id in [storable("run_id", str(run_id)) for run_id in run_ids]:
             for name in self._core.threads_of_run(run_id):
                 delete = partial(removing.delete_run, thread_id=name, run_id=run_id, serde=self.serde)
                 self._core.change(name, "langgraph.delete-run", delete)
@@ -342,7 +345,8 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
         source, target = mapping.thread_name(source_thread_id), mapping.thread_name(target_thread_id)
         if source == target:
             raise InvalidInputError("target_thread_id: is the source", field="target_thread_id")
-        self._core.change(target, "langgraph.copy-thread", lambda part: removing.copy_thread(part, source, target))
+        copy = partial(removing.copy_thread, source=source, target=target)
+        self._core.change(target, "langgraph.copy-thread", copy, reads=source)
 
     async def acopy_thread(self, source_thread_id: Any, target_thread_id: Any) -> None:
         """See ``copy_thread``."""
@@ -458,4 +462,5 @@ class AgentCheckpointSaver(BaseCheckpointSaver[str]):
         if where.checkpoint_id is None:
             raise InvalidInputError("checkpoint_id: writes belong to a checkpoint", field="checkpoint_id")
         guarded = self._core.guarded(config, where.thread_id)
+        task_id, task_path = storable("task_id", str(task_id)), storable("task_path", str(task_path))
         return WritesSave(where, mapping.task_writes(self.serde, writes), task_id, task_path, guarded)

@@ -11,7 +11,7 @@ from agent_checkpoint_langgraph.removing import remove_unused
 from agent_checkpoint_langgraph.serde import encrypts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -72,10 +72,12 @@ class Planned:
         if 4 * weight < 3 * len(value[1]):
             self._base, self._depth, self._weight, self._data = base.number, depth, weight, difference
 
-    def store(self, part: Part, history: int, channel: str) -> Stored:
-        """Add its row."""
-        row = (history, channel, self._base, self._depth, self._weight, self._value[0], self._data)
-        ((number,),) = part.rows(tables.ADD_VALUE, row)
+    def row(self, history: int, channel: str) -> tuple[Any, ...]:
+        """Its row, but for the number."""
+        return history, channel, self._base, self._depth, self._weight, self._value[0], self._data
+
+    def stored(self, number: int) -> Stored:
+        """What it is, once its row has this number."""
         return Stored(number, self._depth, self._weight, self._value)
 
 
@@ -109,11 +111,10 @@ class CheckpointSave:
                 planned[channel] = Planned(value, old, self._stock.anchor)
 
         def store(part: Part) -> Known:
-            history = self._history(part, parent)
-            state = {**kept}
-            state.update((channel, each.store(part, history, channel)) for channel, each in planned.items())
-            number, revision = _store_checkpoint(part, history, saving)
-            part.executemany(tables.ADD_STATE, [(number, each.number) for each in state.values()])
+            number, revision, history = _store_checkpoint(part, saving, parent)
+            state = {**kept, **_store_values(part, history, planned)}
+            for statement in tables.adding(tables.ADD_STATE, [(number, each.number) for each in state.values()]):
+                part.run(*statement)
             if revision:
                 remove_unused(part, history)
             detail = {"checkpoint_id": saving.checkpoint_id, "checkpoint_ns": where.namespace}
@@ -123,18 +124,6 @@ class CheckpointSave:
             return Known(number, revision, saving.checkpoint_id, saving.versions, state)
 
         return self._guarded("langgraph.save-checkpoint", store)
-
-    def _history(self, part: Part, parent: Known | None) -> int:
-        """The history to save in, which is the parent's; what is remembered of that one must still hold."""
-        if parent is None:
-            return history_of(part, self._saving.address)
-        where = self._saving.address
-        identity = (parent.number, parent.revision, parent.checkpoint_id, where.thread_id, where.namespace)
-        found = part.rows(tables.HISTORY_OF, identity)
-        if not found:
-            raise ParentGone
-        history: int = found[0][0]
-        return history
 
     def settle(self, known: Known) -> None:
         """It is committed."""
@@ -168,19 +157,22 @@ class WritesSave:
     def planned(self) -> FencedWrite:
         """The write."""
         where = self._where
+        regular = [write for write in self._writes if write.index >= 0]
+        special = {write.index: write for write in self._writes if write.index < 0}.values()
 
         def store(part: Part) -> None:
             history = history_of(part, where)
-            for write in self._writes:
-                row = (self._task_id, write.index, self._task_path, write.channel, *write.value)
-                part.run(
-                    tables.ADD_WRITE if write.index >= 0 else tables.REPLACE_WRITE,
-                    (history, where.checkpoint_id, *row),
-                )
+            for sql, writes in ((tables.ADD_WRITES, regular), (tables.REPLACE_WRITES, special)):
+                for statement in tables.adding(sql, [self._row(history, write) for write in writes]):
+                    part.run(*statement)
             detail = {"checkpoint_id": where.checkpoint_id, "checkpoint_ns": where.namespace}
             part.event("langgraph.writes-saved", {**detail, "task_id": self._task_id, "count": len(self._writes)})
 
         return self._guarded("langgraph.save-writes", store)
+
+    def _row(self, history: int, write: TaskWrite) -> tuple[Any, ...]:
+        place = (history, self._where.checkpoint_id, self._task_id, write.index, self._task_path)
+        return (*place, write.channel, *write.value)
 
     def settle(self, answer: None) -> None:
         """It is committed."""
@@ -223,11 +215,29 @@ def _split(
     return kept, changed
 
 
-def _store_checkpoint(part: Part, history: int, saving: Saving) -> tuple[int, int]:
-    row = (saving.address.checkpoint_id, saving.format, saving.source, saving.step, saving.run_id)
-    ((number, revision),) = part.rows(
-        tables.SAVE_CHECKPOINT, (history, saving.checkpoint_id, *row, *saving.metadata, *saving.body)
-    )
+def _store_checkpoint(part: Part, saving: Saving, parent: Known | None) -> tuple[int, int, int]:
+    """Add its row, in the history of its parent; number, revision, history."""
+    where = saving.address
+    facts = (where.checkpoint_id, saving.format, saving.source, saving.step, saving.run_id)
+    row = (saving.checkpoint_id, *facts, *saving.metadata, *saving.body)
+    if parent is None:
+        found = part.rows(tables.SAVE_CHECKPOINT, (history_of(part, where), *row))
+    else:
+        # What is remembered of the parent must still hold.
+        identity = (parent.number, parent.revision, parent.checkpoint_id, where.thread_id, where.namespace)
+        found = part.rows(tables.SAVE_CHILD, (*row, *identity))
+    if not found:
+        raise ParentGone
+    ((number, revision, history),) = found
     if revision:
         part.run(tables.REMOVE_STATE, (number,))
-    return number, revision
+    return number, revision, history
+
+
+def _store_values(part: Part, history: int, planned: Mapping[str, Planned]) -> dict[str, Stored]:
+    rows = [each.row(history, channel) for channel, each in planned.items()]
+    return {
+        channel: planned[channel].stored(number)
+        for statement in tables.adding(tables.ADD_VALUES, rows)
+        for channel, number in part.rows(*statement)
+    }

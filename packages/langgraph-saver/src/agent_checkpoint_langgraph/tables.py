@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from typing import Any
 
 FIND_HISTORY = """
 SELECT number FROM langgraph_histories
@@ -25,15 +26,9 @@ ORDER BY number
 
 # Saving a checkpoint
 
-# By all that it is known by: the file may be another one than yesterday's.
-HISTORY_OF = """
-SELECT c.history FROM langgraph_checkpoints c JOIN langgraph_histories h ON h.number = c.history
-WHERE c.number = ? AND c.revision = ? AND c.checkpoint_id = ? AND h.thread_id = ? AND h.checkpoint_ns = ?
-"""
-
-ADD_VALUE = """
-INSERT INTO langgraph_values (history, channel, base, depth, weight, kind, data) VALUES (?, ?, ?, ?, ?, ?, ?)
-RETURNING number
+ADD_VALUES = """
+INSERT INTO langgraph_values (history, channel, base, depth, weight, kind, data) VALUES {rows}
+RETURNING channel, number
 """
 
 FIND_CHECKPOINT = """
@@ -41,20 +36,27 @@ SELECT number FROM langgraph_checkpoints
 WHERE history = ? AND checkpoint_id = ?
 """
 
-# Saved again, a checkpoint keeps its place.
-SAVE_CHECKPOINT = """
+ADD_CHECKPOINT = """
 INSERT INTO langgraph_checkpoints (
 history, checkpoint_id, revision, parent_id, format, source, step, run_id, metadata_kind, metadata, kind, data)
-VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+# Saved again, a checkpoint keeps its place.
+AGAIN = """
 ON CONFLICT (history, checkpoint_id) DO UPDATE SET
 revision = langgraph_checkpoints.revision + 1, parent_id = excluded.parent_id, format = excluded.format,
 source = excluded.source, step = excluded.step, run_id = excluded.run_id,
 metadata_kind = excluded.metadata_kind, metadata = excluded.metadata, kind = excluded.kind, data = excluded.data
-RETURNING number, revision
+RETURNING number, revision, history
 """
+SAVE_CHECKPOINT = f"{ADD_CHECKPOINT}VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?){AGAIN}"
+# The parent by all that it is known by: the database may be another one than yesterday's.
+SAVE_CHILD = f"""{ADD_CHECKPOINT}
+SELECT c.history, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?
+FROM langgraph_checkpoints c JOIN langgraph_histories h ON h.number = c.history
+WHERE c.number = ? AND c.revision = ? AND c.checkpoint_id = ? AND h.thread_id = ? AND h.checkpoint_ns = ?{AGAIN}"""  # noqa: S608 -- constants
 
 ADD_STATE = """
-INSERT INTO langgraph_state (checkpoint, value) VALUES (?, ?)
+INSERT INTO langgraph_state (checkpoint, value) VALUES {rows}
 """
 
 REMOVE_STATE = """
@@ -64,15 +66,15 @@ WHERE checkpoint = ?
 
 # Saving writes: of the regular ones the first counts, of the special ones the last.
 
-ADD_WRITE = """
+ADD_WRITES = """
 INSERT INTO langgraph_writes (history, checkpoint_id, task_id, idx, task_path, channel, kind, data)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+VALUES {rows}
 ON CONFLICT (history, checkpoint_id, task_id, idx) DO NOTHING
 """
 
-REPLACE_WRITE = """
+REPLACE_WRITES = """
 INSERT INTO langgraph_writes (history, checkpoint_id, task_id, idx, task_path, channel, kind, data)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+VALUES {rows}
 ON CONFLICT (history, checkpoint_id, task_id, idx) DO UPDATE SET
 task_path = excluded.task_path, channel = excluded.channel, kind = excluded.kind, data = excluded.data
 """
@@ -89,6 +91,8 @@ HEADERS_END = """
 ORDER BY c.number DESC
 LIMIT ?
 """
+# Its number first: then its checkpoints are found in their order by an index, and not sorted.
+BY_HISTORY = "c.history = (SELECT number FROM langgraph_histories WHERE thread_id = ? AND checkpoint_ns = ?)"
 BY_THREAD = "h.thread_id = ?"
 BY_NAMESPACE = "h.checkpoint_ns = ?"
 BY_ID = "c.checkpoint_id = ?"
@@ -189,7 +193,7 @@ FROM (
     GROUP BY h.thread_id) t
 LEFT JOIN langgraph_checkpoints c ON c.number = t.latest
 LEFT JOIN langgraph_histories h ON h.number = c.history
-ORDER BY c.number DESC, t.thread_id
+ORDER BY COALESCE(c.number, 0) DESC, t.thread_id
 """
 
 # Removing
@@ -238,14 +242,12 @@ WHERE history = ?
 ORDER BY number
 """
 
-COPY_CHECKPOINT = """
-INSERT INTO langgraph_checkpoints (
-history, checkpoint_id, revision, parent_id, format, source, step, run_id, metadata_kind, metadata, kind, data)
+COPY_CHECKPOINT = f"""{ADD_CHECKPOINT}
 SELECT ?, checkpoint_id, 0, parent_id, format, source, step, run_id, metadata_kind, metadata, kind, data
 FROM langgraph_checkpoints
 WHERE number = ?
 RETURNING number
-"""
+"""  # noqa: S608 -- a constant
 
 IDS = """
 SELECT number, checkpoint_id FROM langgraph_checkpoints
@@ -278,3 +280,15 @@ def among(sql: str, numbers: Sequence[int]) -> tuple[str, list[int]]:
     width = next(width for width in WIDTHS if width >= len(numbers))
     padded = [*numbers, *[numbers[-1]] * (width - len(numbers))]
     return sql.replace("{places}", ", ".join("?" * width)), padded * sql.count("{places}")
+
+
+# Rows that a statement adds at once: far fewer than the parameters that any database takes.
+MOST_ROWS = 64
+
+
+def adding(sql: str, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """The statements that add these rows, and what to bind: one for all of them, if they are not very many."""
+    for start in range(0, len(rows), MOST_ROWS):
+        some = rows[start : start + MOST_ROWS]
+        places = f"({', '.join('?' * len(some[0]))})"
+        yield sql.replace("{rows}", ", ".join([places] * len(some))), [value for row in some for value in row]

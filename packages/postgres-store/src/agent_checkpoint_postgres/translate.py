@@ -35,7 +35,9 @@ BUSY = {
 }
 # The transaction is gone, and the same call may well succeed.
 UNDONE = ("40001", "40P01", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05")
-FULL = ("53100", "53200", "54")
+FULL = ("53100", "53200")
+# A value is larger than an index takes.
+TOO_LARGE = "54000"
 READ_ONLY = ("25006", "42501")
 CORRUPT = ("XX001", "XX002")
 # A table of core is gone, and with it the store.
@@ -67,7 +69,7 @@ def translate(error: psycopg.Error, place: str) -> AgentCheckpointError:
         return missing(place)
     if state in UNDONE or state.startswith(CONNECTION) or (not state and isinstance(error, psycopg.OperationalError)):
         return _undone(StorageUnreachableError(f"{place}: {text}", hint=REACH, database=place))
-    if not state and isinstance(error, psycopg.DataError):
+    if state == TOO_LARGE or (not state and isinstance(error, psycopg.DataError)):
         return InvalidInputError(f"value: PostgreSQL cannot store it: {text}", field="value")
     kind: type[StorageError] = StorageError
     if state.startswith(FULL):
