@@ -95,9 +95,7 @@ def test_bash_offers_everything_that_may_stand_there(script: str) -> None:
     for group in run.GROUPS:
         # A group may be a command too, with options of its own.
         words = [word for word in in_bash(script, group, "") if not word.startswith("--")]
-        assert sorted(words) == sorted(
-            name.split()[1] for name in run.COMMANDS if name.startswith(f"{group} ")
-        )
+        assert sorted(words) == sorted(name.split()[1] for name in run.COMMANDS if name.startswith(f"{group} "))
 
 
 @needs("bash")

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from .conftest import LEASE_FIELDS, Cli, acquire, expire, kinds
 
 EVENT_FIELDS = {"cursor", "id", "at", "kind", "scope", "owner", "token", "workflow", "sequence", "detail"}
+
+
+@pytest.mark.parametrize("word", ["archive", "verify"])
+def test_a_value_that_is_a_command_too_is_a_value(cli: Cli, word: str) -> None:
+    assert cli("events", "--scope", word).value() == []
 
 
 def test_an_event_has_exactly_the_fields_of_an_event(cli: Cli) -> None:

@@ -10,22 +10,29 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from hashlib import sha256
 from time import monotonic
 
 from agent_checkpoint import names
 from agent_checkpoint.database import Terms
-from agent_checkpoint.errors import NotFoundError, StorageCorruptError, StorageError
+from agent_checkpoint.errors import (
+    NotFoundError,
+    OutcomeUnknownError,
+    StorageBusyError,
+    StorageCorruptError,
+    StorageError,
+)
 from agent_checkpoint.ledger import events as event_log
 from agent_checkpoint.record import Record
 from agent_checkpoint.records import Happened
-from agent_checkpoint.times import rfc3339
+from agent_checkpoint.times import rfc3339, wall_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
-    from typing import Any
+    from typing import Any, BinaryIO
 
     from agent_checkpoint.change import Change, Changes
     from agent_checkpoint.database import Database
@@ -34,14 +41,21 @@ if TYPE_CHECKING:
     Progress = Callable[[int], object]
 
 FORMAT = "agent-checkpoint events, version 1"
+ARCHIVED = "events.archived"
+# What those who archive take turns by.
+ARCHIVING = ("events",)
 # Events that are read at once, and those that are removed at once at first.
 PAGE = 2_000
 FIRST_SLICE = 500
+FEWEST_IN_SLICE = 100
 MOST_IN_SLICE = 20_000
+SHORTEST = 1e-4
 # What a slice of the removal should take: no heartbeat waits long for it.
 SLICE_SECONDS = 0.03
 # They are in the file: a power cut that takes a removal back loses nothing.
 REMOVING = Terms(durable=False)
+# One form for each value: what is read back is compared letter by letter.
+ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 class Archived(Record):
@@ -62,7 +76,7 @@ class Chain:
 
     def line(self, value: dict[str, Any]) -> str:
         """The next line."""
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+        text = ENCODE(value)
         self.hash = sha256((self.hash + text).encode()).hexdigest()
         return f'{text[:-1]},"sha256":"{self.hash}"}}\n'
 
@@ -84,23 +98,26 @@ def archive(changes: Changes, before: datetime, to: str, progress: Progress) -> 
 
     Raises:
         InvalidInputError: the file is there already, or the time has no time zone.
+        StorageBusyError: another archive was made meanwhile; nothing was removed.
         StorageError: the file cannot be written, or is not what was written.
     """
     if before.tzinfo is None:
         names.invalid("before", "must have a time zone")
     database = changes.database
     with database.read() as reader:
-        last = event_log.up_to(reader, int(before.timestamp() * names.NS))
-    partial = f"{to}.{os.getpid()}.partial"
+        last = event_log.up_to(reader, wall_ns(before))
+        since = event_log.settled(reader)
+        earlier = event_log.count_behind(reader, since, ARCHIVED)
     try:
-        written = _write(database, before, last, to, partial, progress)
+        written = _write(database, before, last, to, progress)
     except FileExistsError:
         names.invalid("to", f"{to} is there already: an archive is a file of its own")
     except OSError as error:
         message = f"{to}: the archive cannot be written: {error.strerror}"
         raise StorageError(message, hint="nothing was removed") from error
     if written.events:
-        _remove(changes, last, written)
+        _put_on_record(changes, written, since, earlier)
+        _remove(changes, last)
     return written
 
 
@@ -128,21 +145,37 @@ def verify(path: str) -> Archived:
         raise NotFoundError(f"there is no file {path}") from None
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise StorageCorruptError(
             f"{path}: line {number} is not as it was written", hint="take a copy of the archive", line=number
         ) from None
     raise StorageCorruptError(f"{path}: ends before its last line", hint="take a copy of the archive", line=number)
 
 
-def _write(database: Database, before: datetime, last: int, to: str, partial: str, progress: Progress) -> Archived:
+def _write(database: Database, before: datetime, last: int, to: str, progress: Progress) -> Archived:
     """Write the file under another name, sync it, read it back, and give it its name."""
     if os.path.lexists(to):
         raise FileExistsError
+    partial = f"{to}.{os.urandom(4).hex()}.partial"
+    try:
+        written, digest = _write_lines(database, before, last, partial, progress)
+        if _hash(partial) != digest:
+            raise StorageCorruptError(f"{partial}: is not what was written; nothing was removed", hint="check the disk")
+        os.link(partial, to)  # unlike a rename, never over another archive
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(partial)
+    _sync_folder(to)
+    return written._replace(file=to)
+
+
+def _write_lines(
+    database: Database, before: datetime, last: int, path: str, progress: Progress
+) -> tuple[Archived, bytes]:
+    """Write every line, and sync them; what they hold, and the hash of the file."""
     chain, whole, count = Chain(), sha256(), 0
-    cursors: list[str] = []
-    with open(partial, "wb") as file:
-        os.chmod(partial, 0o600)
+    first = latest = None
+    with open(path, "xb", opener=_for_its_owner) as file:
 
         def write(value: dict[str, Any]) -> None:
             line = chain.line(value).encode()
@@ -151,22 +184,24 @@ def _write(database: Database, before: datetime, last: int, to: str, partial: st
 
         write({"format": FORMAT, "store": database.name, "before": rfc3339(before)})
         for count, event in enumerate(_events(database, last), start=1):
-            cursors = [*cursors[:1], event.cursor]
+            first, latest = first or event.cursor, event.cursor
             write({**event._asdict(), "at": rfc3339(event.at)})
             if count % PAGE == 0:
+                _sync(file)
                 progress(count)
         write({"count": count})
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        if _hash(partial) != whole.digest():
-            raise StorageCorruptError(f"{partial}: is not what was written; nothing was removed", hint="check the disk")
-        os.link(partial, to)  # unlike a rename, never over another archive
-    finally:
-        os.unlink(partial)
-    _sync_folder(to)
-    first, latest = (cursors[0], cursors[-1]) if cursors else (None, None)
-    return Archived(to, count, first, latest, chain.hash)
+        _sync(file)
+    return Archived(path, count, first, latest, chain.hash), whole.digest()
+
+
+def _sync(file: BinaryIO) -> None:
+    """Now and then, too: a file system may let everybody's commits wait until all that was written is on disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _hash(path: str) -> bytes:
@@ -189,27 +224,47 @@ def _events(database: Database, last: int) -> Iterator[Event]:
         after = found[-1].id
 
 
-def _remove(changes: Changes, last: int, written: Archived) -> None:
-    """Put on record what the file holds, then remove it from the log, a little at a time."""
+def _put_on_record(changes: Changes, written: Archived, since: int, earlier: int) -> None:
+    """Note what the file holds, unless another archive was noted or made meanwhile: the files would share events."""
     path, count, first, to, digest = written
     file = os.path.basename(path)
-    detail = {"count": count, "from_cursor": first, "to_cursor": to, "sha256": digest, "file": file}
 
     def note(change: Change) -> None:
-        change.happened.append(Happened("events.archived", detail=detail))
+        transaction = change.transaction
+        noted = event_log.count_behind(transaction, since, ARCHIVED)  # few are so new: nobody waits long
+        if noted != earlier or event_log.first_cursor(transaction) != first:
+            raise StorageBusyError(
+                "another archive of the audit log was made meanwhile; nothing was removed",
+                database=changes.database.name,
+                blocker=None,
+            )
+        detail = {"count": count, "from_cursor": first, "to_cursor": to, "sha256": digest, "file": file}
+        change.happened.append(Happened(ARCHIVED, detail=detail))
 
-    changes.run(("events",), note)
+    try:
+        changes.run(ARCHIVING, note)
+    except OutcomeUnknownError:
+        raise
+    except StorageError:
+        os.unlink(path)
+        raise
+
+
+def _remove(changes: Changes, last: int) -> None:
+    """Remove from the log what is in the file, a little at a time."""
     size, reached = FIRST_SLICE, 0
     while reached < last:
-        reached, took = changes.run(("events",), lambda change: _slice(change, last, size), terms=REMOVING)  # noqa: B023
-        size = int(min(MOST_IN_SLICE, max(100, size * min(2, SLICE_SECONDS / took))))
+        reached, begun = changes.run(ARCHIVING, lambda change: _slice(change, last, size), terms=REMOVING)  # noqa: B023
+        # How long others were kept waiting, by the commit too.
+        took = max(monotonic() - begun, SHORTEST)
+        size = int(min(MOST_IN_SLICE, max(FEWEST_IN_SLICE, size * min(2, SLICE_SECONDS / took))))
 
 
 def _slice(change: Change, last: int, size: int) -> tuple[int, float]:
-    """Remove the next slice: how far, and how many seconds others were kept waiting."""
-    started = monotonic()
+    """Remove the next slice: how far, and since when others are kept waiting."""
+    begun = monotonic()
     _, end = event_log.remove(change.transaction, last, size)
-    return end, max(monotonic() - started, 1e-4)
+    return end, begun
 
 
 def _sync_folder(path: str) -> None:

@@ -12,7 +12,7 @@ from agent_checkpoint.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import Any
 
@@ -48,11 +48,15 @@ MOVED = "this store was moved to "
 
 
 class Table(Record):
-    """A table as it stands in the database: its columns in order, and the unique ones that order its rows."""
+    """A table as it stands in the database: its columns in order, and the unique ones that order its rows.
+
+    ``size`` is SQL for how many bytes a row has, at least about.
+    """
 
     name: str
     columns: tuple[str, ...]
     key: tuple[str, ...]
+    size: str
 
 
 class Reader(ABC):
@@ -142,6 +146,10 @@ class Transaction(Reader):
     def count_on(self) -> None:
         """Let what the database numbers by itself go on behind the rows that are there."""
 
+    @abstractmethod
+    def skip(self, ahead: int) -> None:
+        """Let it go on so much further, where it is not known which numbers were given."""
+
 
 class Database(ABC):
     """One database with the store's tables in it; safe to use from many threads."""
@@ -161,6 +169,9 @@ class Database(ABC):
 
     clock: Clock
     """This machine's clock: what local deadlines count by."""
+
+    knows_processes = True
+    """Whether the kernel's word on a process counts: not where a copy of the machine may be a client too."""
 
     @abstractmethod
     def create(self) -> None:
@@ -221,8 +232,13 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def overwrite(self, path: str) -> None:
-        """Put the content of a copy in place of everything here, in one transaction."""
+    def opened_copy(self, path: str) -> AbstractContextManager[Callable[[Transaction], None]]:
+        """Open a sound copy: what puts its content in place of everything here, as a part of a transaction.
+
+        Raises:
+            NotFoundError, NotAStoreError, StorageCorruptError: there is no copy, or a damaged one.
+            InvalidInputError: it is the store itself, or the database has its own way of backups.
+        """
 
     @abstractmethod
     def shrink(self) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from agent_checkpoint import names, payload
 from agent_checkpoint.archive import Chain
-from agent_checkpoint.errors import InvalidInputError, StorageCorruptError
+from agent_checkpoint.errors import InvalidInputError, NotFoundError, StorageCorruptError
 from agent_checkpoint.ledger import checkpoints as rows
 from agent_checkpoint.record import Record
 from agent_checkpoint.records import Happened
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from agent_checkpoint.change import Change, Changes
-    from agent_checkpoint.database import Database, Row
+    from agent_checkpoint.database import Database, Reader, Row
 
 FORMAT = "agent-checkpoint checkpoints, version 1"
 COLUMNS = ("workflow", "sequence", "saved_at_ns", "scope", "owner", "token", "data")
@@ -33,13 +35,19 @@ class Imported(Record):
 
 
 def export(database: Database, workflow: str | None) -> Iterator[str]:
-    """The checkpoints of one workflow or of all, a line each; the first line says what it is, the last how many."""
+    """The checkpoints of one workflow or of all, a line each; the first line says what it is, the last how many.
+
+    Raises:
+        NotFoundError: the workflow has no checkpoint.
+    """
     if workflow is not None:
         names.name("workflow", workflow)
-    chain, count = Chain(), 0
-    yield chain.line({"format": FORMAT, "store": database.name})
     with database.read() as reader:
         chosen = rows.workflows(reader) if workflow is None else [workflow]
+        if workflow is not None and not rows.standing(reader, workflow).sequence:
+            raise NotFoundError(f"workflow {workflow!r} has no checkpoint", workflow=workflow)
+    chain, count = Chain(), 0
+    yield chain.line({"format": FORMAT, "store": database.name})
     for name in chosen:
         sequence = 0
         while page := _page(database, name, sequence):
@@ -53,16 +61,20 @@ def export(database: Database, workflow: str | None) -> Iterator[str]:
 def take_over(changes: Changes, lines: Iterable[str], max_bytes: int) -> list[Imported]:
     """Write exported checkpoints: all of a workflow in one transaction, none before every line was checked.
 
+    Those that are here as they are there stay: whoever was killed on the way does the same again.
+
     Raises:
         StorageCorruptError: they are not as they were exported.
-        InvalidInputError: a workflow has checkpoints here already.
+        InvalidInputError: a workflow has other checkpoints here.
     """
     workflows: dict[str, list[Row]] = {}
     for row in _checked(lines, max_bytes):
         workflows.setdefault(row[0], []).append(row)
+    for found in workflows.values():
+        found.sort(key=lambda row: row[1])
     with changes.database.read() as reader:
-        for name in workflows:
-            _refuse_known(name, rows.standing(reader, name).sequence)
+        for name, found in workflows.items():
+            _is_here(reader, name, found)
     return [_write(changes, name, found) for name, found in workflows.items()]
 
 
@@ -73,6 +85,7 @@ def _page(database: Database, workflow: str, sequence: int) -> list[Row]:
 
 def _checked(lines: Iterable[str], max_bytes: int) -> list[Row]:
     chain, found, number, ended = Chain(), [], 0, False
+    known: set[Row] = set()
     try:
         for number, line in enumerate(lines, start=1):
             value = chain.check(line)
@@ -80,11 +93,14 @@ def _checked(lines: Iterable[str], max_bytes: int) -> list[Row]:
                 raise ValueError
             if "workflow" in value:
                 found.append(_row(value, max_bytes))
+                if found[-1][:2] in known:
+                    raise ValueError
+                known.add(found[-1][:2])
             elif number > 1:
                 ended = value["checkpoints"] == len(found)
                 if not ended:
                     raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, InvalidInputError):
             raise
         raise StorageCorruptError(
@@ -108,11 +124,11 @@ def _row(value: dict[str, Any], max_bytes: int) -> Row:
 
 
 def _write(changes: Changes, workflow: str, found: list[Row]) -> Imported:
-    found.sort(key=lambda row: row[1])
     imported = Imported(workflow, len(found), found[0][1], found[-1][1])
 
     def decide(change: Change) -> Imported:
-        _refuse_known(workflow, rows.standing(change.transaction, workflow).sequence)
+        if _is_here(change.transaction, workflow, found):
+            return imported
         rows.take_over(change.transaction, found)
         detail = {
             "count": imported.checkpoints,
@@ -125,6 +141,14 @@ def _write(changes: Changes, workflow: str, found: list[Row]) -> Imported:
     return changes.run((f"workflow:{workflow}",), decide)  # type: ignore[no-any-return]
 
 
-def _refuse_known(workflow: str, sequence: int) -> None:
-    if sequence:
-        names.invalid("workflow", f"{workflow!r} has checkpoints here already, up to sequence {sequence}")
+def _is_here(reader: Reader, workflow: str, found: list[Row]) -> bool:
+    """Whether these checkpoints are here as they are there; other ones of the workflow must not be."""
+    last = rows.standing(reader, workflow).sequence
+    if last and list(map(_sorted, rows.page(reader, workflow, 0, len(found)))) != list(map(_sorted, found)):
+        names.invalid("workflow", f"{workflow!r} has checkpoints of its own here, up to sequence {last}")
+    return last > 0
+
+
+def _sorted(row: Row) -> Row:
+    """A row as it comes back from an export: there the keys of objects are in order."""
+    return (*row[:-1], json.dumps(payload.decode(row[-1]), sort_keys=True))

@@ -33,29 +33,44 @@ def migrate(
         InvalidInputError: no files for this dialect, or their numbers have a gap.
     """
     names.name("component", component)
-    if dialect not in files:
-        names.invalid("files", f"must name the migrations for {dialect}, not only for {', '.join(files)}")
-    scripts = read(files[dialect])
+    scripts = _scripts(dialect, files)
 
     def decide(change: Change) -> int:
-        found = components.version(change.transaction, component)
-        if found > len(scripts):
-            raise schema_version_error(component, found, len(scripts))
-        for script in scripts[found:]:
-            change.transaction.script(script)
-        if found < len(scripts):
-            components.set_version(change.transaction, component, len(scripts))
-            kind = "store.initialized" if component == CORE and found == 0 else "store.migrated"
-            detail = {
-                "component": component,
-                "from_version": found,
-                "to_version": len(scripts),
-                "package": __version__,
-            }
-            change.happened.append(Happened(kind, detail=detail))
-        return found
+        return _run(change, component, scripts)
 
     return changes.run((f"component:{component}",), decide, terms=MIGRATING if component == CORE else ORDINARY)  # type: ignore[no-any-return]
+
+
+def migrate_in(
+    change: Change, dialect: str, component: str, files: Mapping[str, Sequence[str | os.PathLike[str]]]
+) -> int:
+    """The same as a part of a change."""
+    return _run(change, component, _scripts(dialect, files))
+
+
+def _scripts(dialect: str, files: Mapping[str, Sequence[str | os.PathLike[str]]]) -> list[str]:
+    if dialect not in files:
+        names.invalid("files", f"must name the migrations for {dialect}, not only for {', '.join(files)}")
+    return read(files[dialect])
+
+
+def _run(change: Change, component: str, scripts: Sequence[str]) -> int:
+    found = components.version(change.transaction, component)
+    if found > len(scripts):
+        raise schema_version_error(component, found, len(scripts))
+    for script in scripts[found:]:
+        change.transaction.script(script)
+    if found < len(scripts):
+        components.set_version(change.transaction, component, len(scripts))
+        kind = "store.initialized" if component == CORE and found == 0 else "store.migrated"
+        detail = {
+            "component": component,
+            "from_version": found,
+            "to_version": len(scripts),
+            "package": __version__,
+        }
+        change.happened.append(Happened(kind, detail=detail))
+    return found
 
 
 def read(files: Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -1,15 +1,15 @@
 """What is kept, and for how long: a policy that lives in the store, and is applied when somebody asks for it.
 
 ``checkpoints.keep_last``: so many checkpoints of each workflow.
-``events.days``: events that are older go to a file in the folder
-``events.archive_to``. ``holders``: whoever holds a lease applies the policy now
+``events.days``: events that are older (from one day on: by whole days, UTC) go to
+a file in the folder ``events.archive_to``. ``holders``: whoever holds a lease applies the policy now
 and then, in the background. Adapters' packages add rules of their own.
 """
 
 from __future__ import annotations
 
 import os
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 from agent_checkpoint import archive, checkpoints, names, payload
 from agent_checkpoint.errors import InvalidInputError
@@ -119,6 +119,8 @@ def _archive(changes: Changes, days: float, dry_run: bool) -> Freed:
     with changes.database.read() as reader:
         folder = rows.rules(reader).get(ARCHIVE_TO)
         before_ns = reader.moment.wall_ns - int(days * DAY_NS)
+        if days >= 1:
+            before_ns -= before_ns % DAY_NS  # a file a day, however often the policy is applied
         count = rows.events_up_to(reader, event_log.up_to(reader, before_ns))
     if folder is None:
         names.invalid(ARCHIVE_TO, "is not set: events are removed only into a file")
@@ -146,8 +148,8 @@ def _valid(rule: str, value: Any) -> Any:
         return value
     _found(rule)
     days = names.real(rule, value)
-    if not timedelta(0) < timedelta(days=min(days, MOST_DAYS)):
-        names.invalid(rule, "must be more than 0 days")
+    if not 0 < days <= MOST_DAYS:
+        names.invalid(rule, f"must be more than 0 and at most {MOST_DAYS} days")
     return value
 
 

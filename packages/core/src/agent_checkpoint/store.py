@@ -436,6 +436,7 @@ class StateStore:
         """The checkpoints of one workflow or of all as lines of JSON, which hang together by hashes.
 
         Raises:
+            NotFoundError: the workflow has no checkpoint.
             InvalidInputError: a value breaks its rule.
         """
         from agent_checkpoint import exchange
@@ -446,9 +447,11 @@ class StateStore:
     def import_checkpoints(self, lines: Iterable[str]) -> list[Imported]:
         """Take over the checkpoints of another store; they keep their sequences. All lines are checked first.
 
+        Those that are here already, as they are there, stay: it can be done again.
+
         Raises:
             StorageCorruptError: the lines are not as they were exported; nothing was written.
-            InvalidInputError: a workflow has checkpoints here already, or a value breaks its rule.
+            InvalidInputError: a workflow has other checkpoints here, or a value breaks its rule.
         """
         from agent_checkpoint import exchange
 
@@ -645,7 +648,7 @@ class StateStore:
         from agent_checkpoint import restoring
 
         refuse_inside_hook()
-        return restoring.restore(self._changes, lambda each: StateStore(each)._changes, os.fspath(path))
+        return restoring.restore(self._changes, os.fspath(path))
 
     def mark_restored(self) -> Restored:
         """For a store that was copied here by hand, or loaded from a dump: end its leases, set its counters.
@@ -656,7 +659,7 @@ class StateStore:
         """
         from agent_checkpoint import restoring
 
-        return restoring.mark(self._changes, None, None)
+        return restoring.mark(self._changes)
 
     def close(self) -> None:
         """Close the connections; idempotent. The store cannot be used afterwards."""

@@ -53,7 +53,9 @@ def _resolve(arguments: Namespace) -> Answer:
     if arguments.done:
         done = None if arguments.result is None else payload.parse("result", os.fsencode(arguments.result))
     return Answer(
-        store(arguments).resolve_effect(arguments.key, done=done, retry=arguments.retry, by=arguments.by or _user())
+        store(arguments).resolve_effect(
+            arguments.key, done=done, retry=arguments.retry, by=_user() if arguments.by is None else arguments.by
+        )
     )
 
 

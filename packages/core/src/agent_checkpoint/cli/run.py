@@ -140,7 +140,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             continue
         is_word = len(words) < wanted and not argv[at].startswith("-")
         if words and words[0] in COMMANDS:  # which has commands below it, and arguments of its own
-            is_word = is_word and f"{words[0]} {argv[at]}" in COMMANDS
+            value = argv[at - 1].startswith("-")  # of an option: `events --kind archive`
+            is_word = is_word and not value and f"{words[0]} {argv[at]}" in COMMANDS
         (words if is_word else rest).append(argv[at])
         at += 1
     return words, rest

@@ -20,15 +20,21 @@ ON CONFLICT (component) DO UPDATE SET
 version = excluded.version, package = excluded.package, changed_at = excluded.changed_at
 """
 
-# A store that was moved away says where to, in place of a version of the package.
+# A store that was moved away says where to, in place of a version of the
+# package, and whose seal it is, in place of a version.
 SEAL = """
 INSERT INTO components (component, version, package, changed_at)
-VALUES ('sealed', 1, ?, ?)
+VALUES ('sealed', ?, ?, ?)
+"""
+
+MARK_SEAL = """
+UPDATE components SET version = ?
+WHERE component = 'sealed'
 """
 
 UNSEAL = """
 DELETE FROM components
-WHERE component = 'sealed'
+WHERE component = 'sealed' AND version = ?
 """
 
 SEALED = """
@@ -60,14 +66,19 @@ def moved_to(reader: Reader) -> str | None:
     return found[0][0] if found else None
 
 
-def seal(transaction: Transaction, place: str) -> None:
-    """Note that the store was moved."""
-    transaction.run(SEAL, (place, transaction.moment.wall_ns))
+def seal(transaction: Transaction, place: str, mark: int) -> None:
+    """Note that the store was moved, and by whom."""
+    transaction.run(SEAL, (mark, place, transaction.moment.wall_ns))
 
 
-def unseal(transaction: Transaction) -> None:
-    """Take that back."""
-    transaction.run(UNSEAL)
+def mark_seal(transaction: Transaction, mark: int) -> None:
+    """Take over a seal: only who has this mark may take it back."""
+    transaction.run(MARK_SEAL, (mark,))
+
+
+def unseal(transaction: Transaction, mark: int) -> bool:
+    """Take the seal back, if it has this mark; whether it had."""
+    return transaction.run(UNSEAL, (mark,)) > 0
 
 
 def everyone(reader: Reader) -> list[tuple[str, int, str]]:

@@ -40,6 +40,8 @@ LIMIT 1
 """
 
 MAX_ID = "SELECT MAX(id) FROM events"
+MIN_ID = "SELECT MIN(id) FROM events"
+COUNT_BEHIND = "SELECT COUNT(*) FROM events WHERE id > ? AND kind = ?"
 
 # What every cursor begins with; then the event's id.
 CURSOR = "0-0-"
@@ -133,6 +135,21 @@ def up_to(reader: Reader, before_ns: int) -> int:
     ((since,),) = reader.rows(FIRST_SINCE, (before_ns,))
     ((last,),) = reader.rows(MAX_ID)
     return min(since or ALL, last or 0, reader.horizon) - 1
+
+
+def first_cursor(reader: Reader) -> str:
+    """The cursor of the oldest event that is in the log."""
+    return f"{CURSOR}{reader.rows(MIN_ID)[0][0]}"
+
+
+def settled(reader: Reader) -> int:
+    """An id that no event which is still to come is below."""
+    return min(last_id(reader), reader.horizon - 1)
+
+
+def count_behind(reader: Reader, after: int, kind: str) -> int:
+    """How many events of a kind there are behind an id, settled or not."""
+    return int(reader.rows(COUNT_BEHIND, (after, kind))[0][0])
 
 
 def remove(transaction: Transaction, last: int, most: int) -> tuple[int, int]:

@@ -55,6 +55,18 @@ def same_try(row: EffectRow, begun: EffectRow) -> bool:
     return all(getattr(row, part) == getattr(begun, part) for part in TRY)
 
 
+def knows_more(row: EffectRow, other: EffectRow) -> bool:
+    """Whether a row is to be believed rather than another one of the same key, from a copy of the store.
+
+    What is done stays done. Else the later try counts; of the same try, what was told of it.
+    """
+    return _knowledge(row) >= _knowledge(other)
+
+
+def _knowledge(row: EffectRow) -> tuple[bool, int, bool]:
+    return row.state == "done", row.begun_at, row.state not in OPEN
+
+
 def end(
     row: EffectRow | None, begun: EffectRow, state: EffectState, result: str | None, late: bool, moment: Moment
 ) -> EffectRow | StaleLeaseError:

@@ -1,62 +1,106 @@
-"""Copies of a store: SQLite's online backup, out of the file and back into it.
+"""Copies of a store: SQLite's online backup out of the file, and rows back into it.
 
-Only SQLite touches the database that is in use. What is written over it comes
-as one transaction: others see the old content or the new one.
+Only SQLite touches the database that is in use. What comes back is a part of a
+transaction like any other: others see the old content or the new one.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 
-from agent_checkpoint.errors import InvalidInputError, StorageCorruptError
-from agent_checkpoint.sqlite.connections import connect, refuse_foreign
+from agent_checkpoint.errors import InvalidInputError, NotFoundError, StorageCorruptError, schema_version_error
+from agent_checkpoint.sqlite import tables
+from agent_checkpoint.sqlite.connections import Connections, connect, refuse_foreign
 from agent_checkpoint.sqlite.translate import translate, translate_os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from agent_checkpoint.database import Row, Transaction
     from agent_checkpoint.sqlite.connections import Connection
+
+# In the order in which it was made.
+SCHEMA = """
+SELECT type, name, sql FROM sqlite_schema
+WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite~_%' ESCAPE '~'
+ORDER BY rowid
+"""
+VERSION = "SELECT COALESCE(MAX(version), 0) FROM components WHERE component = 'core'"
+HAS_COUNTERS = "SELECT COUNT(*) FROM sqlite_schema WHERE name = 'sqlite_sequence'"
+COUNTERS = "SELECT name, seq FROM sqlite_sequence"
+FORGET_COUNTERS = "DELETE FROM sqlite_sequence"
+SET_COUNTER = "INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)"
+# Who waited when the copy was made is gone; who waits now queues up anew.
+QUEUES = ("tickets",)
 
 
 def copy(source: str, target: str, busy_seconds: float) -> int:
     """Write a consistent copy into a new file, for its owner only, synced and checked; its bytes.
 
-    Writers go on meanwhile.
+    Writers go on meanwhile. The file has its name once it is whole.
 
     Raises:
         InvalidInputError: the target is there already.
         StorageError: the source cannot be read, or the target not be written, or the copy is damaged.
     """
+    partial = f"{target}.{os.getpid()}.partial"
     try:
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        if os.path.lexists(target):
+            raise FileExistsError
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
-        message = f"file: {target} is there already: a copy is a file of its own"
-        raise InvalidInputError(message, field="file") from None
+        raise _there_already(target) from None
     except OSError as error:
         raise translate_os(error, target) from error
     try:
-        with closing(connect(source, "FULL")) as from_, closing(connect(target, "FULL")) as to:
-            refuse_foreign(from_, source, busy_seconds)
-            from_.backup(to)
-            to.execute("PRAGMA journal_mode=DELETE").fetchone()  # one file, until somebody uses it
-            _check(to, target)
-        return _sync(target)
+        _copy(source, partial, busy_seconds)
+        return _name(partial, target)
     except sqlite3.Error as error:
-        os.unlink(target)
         raise translate(error, target) from error
-    except BaseException:
-        os.unlink(target)
-        raise
+    except OSError as error:
+        raise translate_os(error, target) from error
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(partial)
 
 
-def overwrite(target: str, source: str) -> None:
-    """Put the content of a copy in place of what is in a store, in one transaction."""
+@contextmanager
+def opened(path: str, busy_seconds: float, version: int) -> Iterator[Callable[[Transaction], None]]:
+    """A copy that is sound: what puts its content in place of everything, as a part of a transaction.
+
+    Raises:
+        NotFoundError: there is no such file.
+        NotAStoreError: it is no copy of a store.
+        NewerSchemaError: its tables are of a later version than this one.
+        StorageCorruptError: it is damaged.
+    """
+    if not os.path.lexists(path):
+        raise NotFoundError(f"there is no file {path}", hint="name what 'agent-checkpoint backup' wrote")
+    copies = Connections(os.path.realpath(path), busy_seconds, "FULL")
+    copied, _ = copies.borrow()
     try:
-        with closing(connect(source, "FULL")) as from_, closing(connect(target, "FULL")) as to:
-            from_.backup(to)
+        copied.run("BEGIN")  # one state, should somebody use it
+        _check(copied, path)
+        ((found,),) = copied.execute(VERSION).fetchall()
+        if found > version:
+            raise schema_version_error("core", found, version)
+        yield lambda transaction: _replace(copied, transaction)
     except sqlite3.Error as error:
-        raise translate(error, target) from error
+        raise translate(error, path) from error
+    finally:
+        copies.discard(copied)
+        copies.close()
+
+
+def _copy(source: str, target: str, busy_seconds: float) -> None:
+    with closing(connect(source, "FULL")) as from_, closing(connect(target, "FULL")) as to:
+        refuse_foreign(from_, source, busy_seconds)
+        from_.backup(to)
+        to.execute("PRAGMA journal_mode=DELETE").fetchone()  # one file, until somebody uses it
+        _check(to, target)
 
 
 def _check(connection: Connection, path: str) -> None:
@@ -65,12 +109,70 @@ def _check(connection: Connection, path: str) -> None:
         raise StorageCorruptError(f"{path}: the copy is damaged: {'; '.join(map(str, found))}", database=path)
 
 
-def _sync(path: str) -> int:
-    """The copy and its name survive a power cut. No connection to it is open any more."""
-    for each in (path, os.path.dirname(os.path.abspath(path))):
-        descriptor = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    return os.stat(path).st_size
+def _name(partial: str, target: str) -> int:
+    """Give a copy its name; copy and name survive a power cut. No connection to it is open any more."""
+    _sync(partial)
+    size = os.stat(partial).st_size
+    try:
+        os.link(partial, target)  # unlike a rename, never over another file
+    except FileExistsError:
+        raise _there_already(target) from None
+    except OSError:  # there are no links on that file system
+        if os.path.lexists(target):
+            raise _there_already(target) from None
+        os.rename(partial, target)
+    _sync(os.path.dirname(os.path.abspath(target)))
+    return size
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _there_already(target: str) -> InvalidInputError:
+    return InvalidInputError(f"file: {target} is there already: a copy is a file of its own", field="file")
+
+
+def _replace(copied: Connection, transaction: Transaction) -> None:
+    """Put the tables of a copy in place of those that are here.
+
+    Numbers that are here given once, and never again, stay so: processes may
+    remember rows by them.
+    """
+
+    def rows(sql: str) -> list[Row]:
+        return copied.execute(sql).fetchall()
+
+    counters = _highest(_counters(transaction.rows), _counters(rows))
+    for kind, name, _ in transaction.rows(SCHEMA):
+        if kind in ("table", "view"):  # the others go with them
+            transaction.run(f'DROP {kind} "{name}"')
+    _make(transaction, [sql for kind, _, sql in rows(SCHEMA) if kind == "table"])
+    for table in tables.tables(rows):
+        if table.name not in QUEUES:
+            columns = ", ".join(f'"{column}"' for column in table.columns)
+            places = ", ".join("?" * len(table.columns))
+            found = copied.execute(f'SELECT {columns} FROM "{table.name}"')  # noqa: S608 -- a schema's own names
+            transaction.executemany(f'INSERT INTO "{table.name}" ({columns}) VALUES ({places})', found)  # noqa: S608
+    _make(transaction, [sql for kind, _, sql in rows(SCHEMA) if kind != "table"])  # triggers last: they refuse changes
+    if counters and transaction.rows(HAS_COUNTERS)[0][0]:
+        transaction.run(FORGET_COUNTERS)
+        transaction.executemany(SET_COUNTER, counters.items())
+
+
+def _make(transaction: Transaction, statements: list[str]) -> None:
+    for statement in statements:
+        transaction.run(statement)
+
+
+def _counters(rows: Callable[[str], list[Row]]) -> dict[str, int]:
+    return dict(rows(COUNTERS)) if rows(HAS_COUNTERS)[0][0] else {}
+
+
+def _highest(*counters: dict[str, int]) -> dict[str, int]:
+    names = {name for each in counters for name in each}
+    return {name: max(each.get(name, 0) for each in counters) for name in names}

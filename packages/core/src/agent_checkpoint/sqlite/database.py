@@ -7,7 +7,7 @@ import sqlite3
 import weakref
 
 from agent_checkpoint.database import ORDINARY, Database, Terms
-from agent_checkpoint.errors import schema_version_error
+from agent_checkpoint.errors import InvalidInputError, schema_version_error
 from agent_checkpoint.records import Moment
 from agent_checkpoint.sqlite import filesystem, schema
 from agent_checkpoint.sqlite.connections import Connections, patiently
@@ -17,10 +17,11 @@ from agent_checkpoint.sqlite.translate import is_busy, translate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from agent_checkpoint.clock import Clock
-    from agent_checkpoint.database import Bell, Parameters, Row
+    from agent_checkpoint.database import Bell, Parameters, Row, Transaction
     from agent_checkpoint.process import ProcessTable
     from agent_checkpoint.records import Check
     from agent_checkpoint.sqlite.connections import Connection
@@ -121,11 +122,12 @@ class SqliteDatabase(Database):
         self.connections.give_back(self.borrow(migrating=True))  # that it is a store, of whatever version
         return copying.copy(self.name, path, self.busy_seconds)
 
-    def overwrite(self, path: str) -> None:
+    def opened_copy(self, path: str) -> AbstractContextManager[Callable[[Transaction], None]]:
         from agent_checkpoint.sqlite import copying
 
-        copying.overwrite(self.name, path)
-        self._right_version = False
+        if os.path.exists(path) and os.path.exists(self.name) and os.path.samefile(path, self.name):
+            raise InvalidInputError(f"file: {path} is the store itself", field="file")
+        return copying.opened(path, self.busy_seconds, self._version)
 
     def shrink(self) -> int:
         given = 0

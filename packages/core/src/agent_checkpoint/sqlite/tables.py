@@ -14,6 +14,8 @@ TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 
 COLUMNS = "SELECT name, pk FROM pragma_table_info('{table}') ORDER BY cid"
 UNIQUE = "SELECT name FROM pragma_index_list('{table}') WHERE \"unique\" = 1 AND partial = 0 ORDER BY name LIMIT 1"
 INDEXED = "SELECT name FROM pragma_index_info('{index}') ORDER BY seqno"
+# Letters of a text: that stored here is ASCII, but for names.
+SIZE = 'COALESCE(LENGTH("{column}"), 0)'
 
 SEAL = """CREATE TRIGGER sealed_{table}_{change} BEFORE {change} ON {table}
 BEGIN
@@ -31,7 +33,7 @@ def tables(rows: Callable[[str], list[Row]]) -> Iterator[Table]:
         for (index,) in () if key else rows(UNIQUE.format(table=name)):
             key = [column for (column,) in rows(INDEXED.format(index=index))]
         names = tuple(column for column, _ in columns)
-        yield Table(name, names, tuple(key) or names)
+        yield Table(name, names, tuple(key) or names, " + ".join(SIZE.format(column=column) for column in names))
 
 
 def sealing(names: Iterable[str], moved_to: str) -> Iterator[str]:

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 ALL_SETTLED = 2**63 - 1
 # Seconds from which on a wait for the gate or the lock was a real one.
 A_WAIT = 0.01
+# Tables whose numbers must never come again: sqlite_sequence is there, for core has one.
+NOTE_UNUSED = """
+INSERT INTO sqlite_sequence (name, seq)
+SELECT name, 0 FROM sqlite_schema
+WHERE type = 'table' AND sql LIKE '%AUTOINCREMENT%' AND name NOT IN (SELECT name FROM sqlite_sequence)
+"""
+SKIP = "UPDATE sqlite_sequence SET seq = seq + ?"
 FIRST_ROW = "SELECT 1 FROM components LIMIT 1"
 
 
@@ -178,6 +185,10 @@ class SqliteTransaction(Transaction):
 
     def count_on(self) -> None:
         """SQLite looks at the rows."""
+
+    def skip(self, ahead: int) -> None:
+        self.run(NOTE_UNUSED)
+        self.run(SKIP, (ahead,))
 
     def event_id(self) -> None:
         return None  # SQLite counts: one writer at a time is the order of the commits
