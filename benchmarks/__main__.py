@@ -15,6 +15,7 @@ from pathlib import Path
 from agent_checkpoint.mounts import filesystem_of
 from benchmarks import (
     archive,
+    backup,
     cli,
     failover,
     growth,
@@ -61,6 +62,7 @@ BENCHMARKS: Benchmarks = {
     "cli": cli.measure,
     "growth": growth.measure,
     "archive": archive.measure,
+    "backup": backup.measure,
     "import": imports.measure,
     "langgraph": _langgraph,
     "prefect": _prefect,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 import threading
@@ -68,19 +67,6 @@ def test_a_backup_never_takes_the_place_of_a_file(store: StateStore, tmp_path: P
         with pytest.raises(InvalidInputError, match="is there already"):
             store.backup(taken)
         assert contents(tmp_path).keys() == before.keys()
-
-
-def test_a_backup_goes_where_the_file_system_has_no_links(
-    store: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_links(*_: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(os, "link", no_links)
-    store.backup(tmp_path / "backup.db")
-    assert store.restore(tmp_path / "backup.db").scopes == 0
-    with pytest.raises(InvalidInputError, match="is there already"):
-        store.backup(tmp_path / "backup.db")
 
 
 @pytest.mark.parametrize("name", ["a b.db", "50%?#&.db", "naïve-日本.db", "-f", "new\nline.db", "it's.db"])

@@ -205,7 +205,9 @@ def test_ctrl_c_ends_the_demo_with_130_one_json_error_and_no_worker(tmp_path: Pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_demo_that_is_told_to_end_leaves_no_frozen_worker(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_demo_that_is_told_to_end_leaves_no_frozen_worker(
+    tmp_path: Path, number: signal.Signals, unmeasured: None
+) -> None:
     temporary = tmp_path / "temporary"
     with playing(temporary) as process:
         listen(process, "is frozen")

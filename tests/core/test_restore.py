@@ -190,6 +190,15 @@ def test_a_reader_goes_on_from_its_cursor_and_is_told(backed_up: StateStore, fil
     assert told == ["store.restored", "lease.expired", "checkpoint.saved"]
 
 
+def test_who_waited_when_the_copy_was_made_is_not_waited_for(backed_up: StateStore, file: Path) -> None:
+    with closing(sqlite3.connect(file)) as raw, raw:
+        raw.execute("INSERT INTO tickets VALUES (9, 'release', 'worker-z', 10, 0, ?, '', 0, 0, '', '')", (2**62,))
+    backed_up.restore(file)
+    with backed_up.read() as reader:
+        assert reader.rows("SELECT COUNT(*) FROM tickets") == [(0,)]
+    assert backed_up.acquire("release", "worker-c").state == "live"
+
+
 def test_the_numbers_that_adapters_rows_had_are_not_given_again(store: StateStore, tmp_path: Path) -> None:
     script = tmp_path / "0001_notes.sql"
     script.write_text("CREATE TABLE notes (number INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL);")
@@ -249,8 +258,9 @@ def test_a_lease_that_ran_out_refuses_nobody(backed_up: StateStore, file: Path, 
 
 
 def test_a_missing_store_is_made_and_everything_goes_far_ahead(
-    backed_up: StateStore, file: Path, fresh: StateStore
+    backed_up: StateStore, file: Path, fresh: StateStore, clock: FakeClock
 ) -> None:
+    clock.step_wall(-clock.wall_ns() / 1e9)  # 1970, so that no token is high by its time alone
     last = backed_up.events()[-1].id
     done = fresh.restore(file)
     assert (done.database, done.workflows) == (fresh.database, 1)

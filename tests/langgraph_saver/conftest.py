@@ -38,6 +38,8 @@ ON_EVERY_DATABASE = {
     "test_values",
     "test_writes",
 }
+# What is one story many times over runs on the second database with --long.
+LONG_ON_A_SERVER = {"test_delta_channels", "test_same_as_memory", "test_values"}
 _schemas = itertools.count(1)
 
 
@@ -45,7 +47,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     asked = metafunc.definition._fixtureinfo.argnames
     module = metafunc.module.__name__.rpartition(".")[2]
     if module in ON_EVERY_DATABASE and "database" in metafunc.fixturenames and "path" not in asked:
-        metafunc.parametrize("database", DATABASES)
+        marks = [pytest.mark.long] if module in LONG_ON_A_SERVER else []
+        again = [pytest.param(name, marks=marks) for name in DATABASES[1:]]
+        metafunc.parametrize("database", [DATABASES[0], *again])
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +40,7 @@ from prefect.filesystems import LocalFileSystem  # noqa: E402
 from prefect.results import ResultStore  # noqa: E402
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings  # noqa: E402
 
-from agent_checkpoint import StaleLeaseError, hookimpl  # noqa: E402
+from agent_checkpoint import hookimpl  # noqa: E402
 from agent_checkpoint_prefect import FencedLease, FencedLock, LeaseStore  # noqa: E402
 from agent_checkpoint_prefect.context import held  # noqa: E402
 from agent_checkpoint_prefect.stores import awaited  # noqa: E402
@@ -163,22 +162,8 @@ def waiting(lock: FencedLock) -> int:
 
 
 def take_away(lock: FencedLock, lease: FencedLease) -> None:
-    """End a lease in the store; its holder hears of it with its next heartbeat or check."""
+    """End a lease in the store; its holder hears of it with its next heartbeat or check: see losing.py."""
     lock.store.open().force_release(lease.scope, reason="a test", token=lease.token)
-
-
-def lose(lock: FencedLock, lease: FencedLease) -> None:
-    """End a lease and let its holder hear of it now, as from a heartbeat: when this returns, it has been told."""
-    take_away(lock, lease)
-    elsewhere(_hear, lease)
-    for thread in threading.enumerate():
-        if thread.name == "agent-checkpoint-lost":
-            thread.join(WATCHDOG_SECONDS)
-
-
-def _hear(lease: FencedLease) -> None:
-    with suppress(StaleLeaseError):
-        lease.check()
 
 
 # What is on record

@@ -10,7 +10,8 @@ import pytest
 from agent_checkpoint import FenceRefusedError, StaleLeaseError
 from agent_checkpoint_prefect import FencedLease, FencedLock, LeaseLostError
 
-from .conftest import Locks, Veto, elsewhere, events, in_loop, lose, take_away
+from .conftest import Locks, Veto, elsewhere, events, in_loop, take_away
+from .losing import lose
 
 Check = Callable[[FencedLease], Any]
 

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import socket
+import threading
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import InvalidInputError, LeaseHeldError, NotFoundError, StaleLeaseError, WaitTimeoutError
-from agent_checkpoint_prefect import FencedLease, FencedLock, LeaseLostError, LeaseStore
+from agent_checkpoint_prefect import FencedLease, FencedLock, LeaseLostError, LeaseStore, holding
 
-from .conftest import Locks, elsewhere, events, in_loop, in_thread, kinds, lose, wait_until, waiting
+from .conftest import Locks, elsewhere, events, in_loop, in_thread, kinds, wait_until, waiting
+from .losing import lose
 
 
 def test_a_block_holds_its_name_and_gives_it_back(lock: FencedLock) -> None:
@@ -282,6 +284,17 @@ def test_a_cancelled_wait_leaves_neither_a_lease_nor_a_place_in_the_queue(lock: 
     in_loop(run())
     lease.release()
     assert lock.inspect("orders") is None
+
+
+def test_nobody_is_told_who_is_waited_for_when_the_store_was_closed(
+    lock: FencedLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "PATIENCE", 0.0)
+    store = lock.store.open()
+    ask = lock._ask("orders", None, None, None)
+    store.close()
+    with holding._told_after(ask):  # an error in its timer would fail the test: warnings are errors
+        wait_until(lambda: not [each for each in threading.enumerate() if isinstance(each, threading.Timer)])
 
 
 def test_a_store_is_created_where_the_environment_says_on_first_use(

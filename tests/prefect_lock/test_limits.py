@@ -10,7 +10,8 @@ import pytest
 from agent_checkpoint import InvalidInputError, LeaseHeldError
 from agent_checkpoint_prefect import FencedLease, FencedLock
 
-from .conftest import Locks, elsewhere, in_loop, in_thread, lose
+from .conftest import Locks, elsewhere, in_loop, in_thread
+from .losing import lose
 
 LIMIT = 3
 

@@ -91,6 +91,33 @@ def test_a_loss_interrupts_another_thread(lock: FencedLock, body: Callable[[Fenc
     assert (error.scope, error.token, error.reason) == ("prefect/default/orders", 1, "released")
 
 
+def test_a_check_by_a_helper_that_finds_the_loss_interrupts_the_block(lock: FencedLock, where: Where) -> None:
+    def run() -> None:
+        with lock.lease("orders") as lease:
+            take_away(lock, lease)
+            with pytest.raises(LeaseLostError):
+                elsewhere(lease.check)
+            sleep_again(lease)
+            pytest.fail("the body was not interrupted")
+
+    with pytest.raises(LeaseLostError):
+        where(run)
+
+
+def test_a_check_by_the_block_itself_that_finds_the_loss_is_all_that_it_hears(lock: FencedLock, where: Where) -> None:
+    def run() -> list[bool]:
+        reached = []
+        with pytest.raises(LeaseLostError), lock.lease("orders") as lease:
+            take_away(lock, lease)
+            with pytest.raises(LeaseLostError):
+                lease.check()
+            sleep_again_shortly()
+            reached.append(lease.lost)
+        return reached
+
+    assert where(run) == [True]
+
+
 def test_after_a_loss_a_retry_has_a_new_token(lock: FencedLock, where: Where) -> None:
     def twice() -> int:
         lost_inside(lock, sleep_again)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -97,7 +98,8 @@ def test_a_thread_that_starts_others_is_interrupted_and_they_are_not(lock: Fence
     def run() -> None:
         with lock.lease("orders") as lease:
             in_thread(lose, lock, lease)
-            while True:
+            until = time.monotonic() + WATCHDOG_SECONDS
+            while time.monotonic() < until:
                 other = threading.Thread(target=time.sleep, args=[0])
                 started.append(other)
                 other.start()
@@ -110,6 +112,52 @@ def test_a_thread_that_starts_others_is_interrupted_and_they_are_not(lock: Fence
         for other in started[:-1]:
             other.join(WATCHDOG_SECONDS)
             assert not other.is_alive()
+
+
+class Dropped:
+    """Runs Python when it is dropped: what is raised there reaches nobody."""
+
+    def __del__(self) -> None:
+        spin()
+
+
+class Finalized:
+    """The same by weakref."""
+
+    def __init__(self) -> None:
+        weakref.finalize(self, spin)
+
+
+class Remembered:
+    """The same by the set that knows it."""
+
+    def __init__(self) -> None:
+        REMEMBERED.add(self)
+
+
+REMEMBERED: weakref.WeakSet[Remembered] = weakref.WeakSet()
+
+
+def spin() -> None:
+    for _ in range(2_000):
+        pass
+
+
+@pytest.mark.parametrize("kind", [Dropped, Finalized, Remembered])
+def test_a_loss_interrupts_no_finaliser_where_it_would_be_lost(
+    lock: FencedLock, where: Where, kind: Callable[[], object]
+) -> None:
+    def run() -> None:
+        with lock.lease("orders") as lease:
+            in_thread(lose, lock, lease)
+            until = time.monotonic() + WATCHDOG_SECONDS
+            while time.monotonic() < until:
+                kind()
+            pytest.fail("it was not interrupted")
+
+    for _ in range(3):
+        with pytest.raises(LeaseLostError, match="orders"):
+            where(run)
 
 
 def test_a_timeout_of_prefect_is_not_taken_for_a_loss(lock: FencedLock, where: Where) -> None:

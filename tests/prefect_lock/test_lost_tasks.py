@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -58,6 +59,38 @@ def test_a_loss_interrupts_what_is_awaited_below(lock: FencedLock) -> None:
         uncancelled()
 
     in_loop(run())
+
+
+def test_a_check_by_a_child_that_finds_the_loss_interrupts_the_block(lock: FencedLock) -> None:
+    async def run(check: Callable[[FencedLease], Awaitable[object]]) -> None:
+        with pytest.raises(LeaseLostError):
+            async with lock.alease("orders") as lease:
+                take_away(lock, lease)
+                checked = asyncio.ensure_future(check(lease))
+                await asyncio.wait([checked])
+                assert isinstance(checked.exception(), LeaseLostError)
+                await asyncio.sleep(WATCHDOG_SECONDS)
+                pytest.fail("the body was not interrupted")
+        uncancelled()
+
+    in_loop(run(FencedLease.acheck))
+    in_loop(run(lambda lease: asyncio.to_thread(lease.check)))
+
+
+def test_a_check_by_the_task_itself_that_finds_the_loss_is_all_that_it_hears(lock: FencedLock) -> None:
+    reached = []
+
+    async def run() -> None:
+        async with lock.alease("orders") as lease:
+            take_away(lock, lease)
+            with pytest.raises(LeaseLostError):
+                await lease.acheck()
+            await asyncio.sleep(0.01)
+            reached.append(lease.lost)
+
+    with pytest.raises(LeaseLostError):
+        in_loop(run())
+    assert reached == [True]
 
 
 def test_of_several_that_are_gathered_only_one_is_interrupted(lock: FencedLock) -> None:

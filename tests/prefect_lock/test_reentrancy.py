@@ -17,7 +17,8 @@ from agent_checkpoint_prefect import (
     current_lease,
 )
 
-from .conftest import Locks, elsewhere, in_loop, lose
+from .conftest import Locks, elsewhere, in_loop
+from .losing import lose
 
 
 def test_a_run_that_asks_for_what_it_holds_is_told_who_holds_it(lock: FencedLock) -> None:

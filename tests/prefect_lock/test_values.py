@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from agent_checkpoint_prefect import FencedLock, LeaseLostError, LeaseReentrancyError, LeaseStore
 
-from .conftest import Locks, elsewhere, lose
+from .conftest import Locks, elsewhere
+from .losing import lose
 
 
 def by_pickle(lock: FencedLock) -> FencedLock:

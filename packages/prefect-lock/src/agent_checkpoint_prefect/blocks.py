@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from prefect.blocks.core import Block
+from prefect.client.schemas.objects import FlowRun
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from agent_checkpoint import InvalidInputError, LeaseHeldError, NotFoundError, StaleLeaseError, StateStore
@@ -274,9 +275,12 @@ with lock.lease("orders") as lease:
 
     def release_flow_run(self, flow_run_id: object, *, reason: str = "its flow run is over") -> int:
         """End every lease of this namespace that a flow run holds; how many those were."""
+        return self._release_run("flow_run_id", flow_run_id, reason)
+
+    def _release_run(self, kind: str, run_id: object, reason: str) -> int:
         store, ended = self.store.open(), 0
         for lease in self.list_leases():
-            if lease.metadata.get("flow_run_id") == str(flow_run_id):
+            if lease.metadata.get(kind) == str(run_id):
                 with suppress(NotFoundError, StaleLeaseError):  # it was over by itself
                     store.force_release(lease.scope, reason=reason, token=lease.token)
                     ended += 1
@@ -293,8 +297,13 @@ with lock.lease("orders") as lease:
         return ended
 
     def release_on_crash(self, flow: Any, flow_run: Any, state: Any) -> None:  # noqa: ARG002 -- Prefect's signature
-        """For ``@flow(on_crashed=[lock.release_on_crash], on_cancellation=[…])``: end what the run holds."""
-        self.release_flow_run(flow_run.id, reason=f"its flow run is {str(state.type.value).lower()}")
+        """For ``@flow(on_crashed=[lock.release_on_crash], on_cancellation=[…])``: end what the run holds.
+
+        For ``on_failure`` too, and for tasks, whose hooks Prefect calls alike.
+        """
+        is_flow = isinstance(flow_run, FlowRun)
+        kind, what = ("flow_run_id", "flow run") if is_flow else ("task_run_id", "task run")
+        self._release_run(kind, flow_run.id, reason=f"its {what} is {str(state.type.value).lower()}")
 
     def publish_artifact(self, key: str = "fenced-locks") -> Any:
         """Publish a table of who holds what as a Prefect artifact; its id. It needs an API."""

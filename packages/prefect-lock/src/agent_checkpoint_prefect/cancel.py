@@ -23,13 +23,14 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint_prefect.errors import LeaseLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import CodeType, FrameType
 
     Handler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -40,6 +41,9 @@ _OURS = (os.path.join(os.path.dirname(__file__), ""), contextlib.__file__)
 # Neither is a thread that starts another one: until that one runs, Python takes it for the one that starts it, and
 # raises the exception there; then its start is waited for in vain.
 _STARTS = threading.Thread.start.__code__
+# Nor one that drops an object: what is raised in a finaliser, Python prints and forgets.
+_FINALISES = "__del__"
+_DROPS = (weakref.__file__, weakref.WeakSet.__init__.__code__.co_filename)
 
 
 class TaskInterrupter:
@@ -51,6 +55,14 @@ class TaskInterrupter:
         self._over = False
         self._others = False
         self.struck = False
+
+    @property
+    def here(self) -> bool:
+        """Whether it is the calling task that it interrupts."""
+        try:
+            return asyncio.current_task() is self._task
+        except RuntimeError:  # no event loop runs here
+            return False
 
     def begin(self) -> None:
         """The block begins; called by the task itself."""
@@ -102,7 +114,7 @@ class Gate:
         """Whether the thread may be interrupted in a frame."""
         if self.closed or self.struck or frame is None or frame.f_code.co_filename.startswith(_OURS):
             return False
-        while frame is not None and frame.f_code is not _STARTS:
+        while frame is not None and not _must_not_be_left(frame.f_code):
             frame = frame.f_back
         return frame is None
 
@@ -157,13 +169,18 @@ class ThreadInterrupter:
         self._over = False
         self.wanted = self.struck = False
 
+    @property
+    def here(self) -> bool:
+        """Whether it is the calling thread that it interrupts."""
+        return self._gate.here
+
     def begin(self) -> None:
         """The block begins; called by the thread itself."""
         self._gate.enter(self)
 
     def strike(self) -> None:
         """Interrupt it; from any thread, which stays in here until it has come about or the block is over."""
-        if self._gate.here and not self._over:  # lost before the body has begun
+        if self.here and not self._over:  # lost before the body has begun
             self.struck = True
             raise LeaseLostError
         while not self._tried():
@@ -192,7 +209,7 @@ class ThreadInterrupter:
         Raises:
             LeaseLostError: it was interrupted just now.
         """
-        if self._gate.here:
+        if self.here:
             self._gate.closed = True
         with self._gate.lock:  # what was under way has struck by the time that it is given back
             self._over = True
@@ -214,6 +231,10 @@ def interrupter() -> TaskInterrupter | ThreadInterrupter:
     except RuntimeError:
         pass
     return ThreadInterrupter()
+
+
+def _must_not_be_left(code: CodeType) -> bool:
+    return code is _STARTS or code.co_name == _FINALISES or code.co_filename in _DROPS
 
 
 def _raise_in(ident: int, error: type[BaseException]) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 import weakref
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +45,32 @@ def run_metadata() -> dict[str, Any]:
         if task.task_run.flow_run_id is not None:
             found.setdefault("flow_run_id", str(task.task_run.flow_run_id))
     return {key: value for key, value in found.items() if value is not None}
+
+
+class Attempt(NamedTuple):
+    """One of the attempts that Prefect makes at a run, by its retries; they come one after the other."""
+
+    run_id: str
+    number: int
+
+    def follows(self, earlier: Attempt | None) -> bool:
+        """Whether another one was an attempt at the same run, and is over."""
+        return earlier is not None and earlier.run_id == self.run_id and earlier.number < self.number
+
+
+def attempt() -> Attempt | None:
+    """The attempt at the task run, else flow run, around the call; None outside of runs."""
+    if "prefect.context" not in sys.modules:
+        return None
+    from prefect.context import FlowRunContext, TaskRunContext
+
+    task = TaskRunContext.get()
+    if task is not None:
+        return Attempt(str(task.task_run.id), task.task_run.run_count)
+    flow = FlowRunContext.get()
+    if flow is not None and flow.flow_run is not None:
+        return Attempt(str(flow.flow_run.id), flow.flow_run.run_count)
+    return None
 
 
 def in_a_run() -> bool:

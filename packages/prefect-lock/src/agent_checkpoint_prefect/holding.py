@@ -11,7 +11,7 @@ import weakref
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agent_checkpoint import LeaseHeldError, StateStore
+from agent_checkpoint import AgentCheckpointError, LeaseHeldError, StateStore
 from agent_checkpoint_prefect import context
 from agent_checkpoint_prefect.cancel import interrupter
 from agent_checkpoint_prefect.errors import LeaseReentrancyError
@@ -64,7 +64,7 @@ class Ask(NamedTuple):
             "metadata": metadata,
         }
         lease = FencedLease(self.name, self.store, awaited(self.store), metadata)
-        return lease, {**options, "on_lost": _weakly(lease.on_lost)}
+        return lease, {**options, "on_lost": _weakly(lease)}
 
 
 def acquire(ask: Ask) -> FencedLease:
@@ -136,7 +136,7 @@ async def ablock(ask: Ask, on_lost: str) -> AsyncIterator[FencedLease]:
 def _begin(lease: FencedLease, struck: TaskInterrupter | ThreadInterrupter, on_lost: str) -> None:
     struck.begin()
     if on_lost == "cancel":
-        lease.when_lost(struck.strike)
+        lease.when_lost(struck)
 
 
 def _end(
@@ -171,14 +171,14 @@ async def _agranted(lease: FencedLease, hold: Any) -> FencedLease:
     return lease.start(hold, await hold.__aenter__())
 
 
-def _weakly(told: Callable[[object, str], object]) -> Callable[[object, str], object]:
+def _weakly(lease: FencedLease) -> Callable[[object, str], object]:
     """A lease that nobody has any more need not be told, nor be kept for it."""
-    known = weakref.WeakMethod(told)
+    known = weakref.ref(lease)
 
     def tell(held: object, reason: str) -> None:
-        told = known()
-        if told is not None:
-            told(held, reason)
+        lease = known()
+        if lease is not None:
+            lease.on_lost(held, reason)
 
     return tell
 
@@ -194,7 +194,10 @@ def _told_after(ask: Ask) -> Iterator[None]:
     log = logger()
 
     def tell() -> None:
-        holder = ask.store.get_lease(ask.scope)
+        try:
+            holder = ask.store.get_lease(ask.scope)
+        except AgentCheckpointError:
+            return  # the store was closed, or cannot be asked: whoever waits hears of that by itself
         who = f"held by {holder.owner} with token {holder.token}" if holder else "others are ahead in the queue"
         log.info("waiting for %r for %.0f s: %s", ask.name, PATIENCE, who)
 

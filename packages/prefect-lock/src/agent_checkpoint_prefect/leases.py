@@ -14,8 +14,11 @@ from agent_checkpoint_prefect.telling import tell
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent_checkpoint import Fence, StateStore
+    from agent_checkpoint import Effect, Fence, Resolution, StateStore
+    from agent_checkpoint.aacting import AsyncActing
+    from agent_checkpoint.acting import Acting
     from agent_checkpoint.aio import AsyncStateStore
+    from agent_checkpoint_prefect.cancel import TaskInterrupter, ThreadInterrupter
 
 
 class FencedLease:
@@ -33,7 +36,7 @@ class FencedLease:
         self._awaited = awaited
         self._hold: Any = None
         self._held: Any = None
-        self._strike: Callable[[], object] | None = None
+        self._struck: TaskInterrupter | ThreadInterrupter | None = None
         self._pid = os.getpid()
         self._context = copy_context()
 
@@ -105,6 +108,21 @@ class FencedLease:
         (outcome,) = await self._awaited.write_all([self._write()])
         self._raise(outcome.error)
 
+    def effect(
+        self, key: str, *, request: Any = None, resolve: Callable[[Effect], Resolution | None] | None = None
+    ) -> Acting:
+        """A ``with`` block around an action outside that must not happen twice; see ``StateStore.effect``.
+
+        The key names the action in the whole store, not under this name alone.
+        """
+        return self._store.effect(key, lease=self, request=request, resolve=resolve)
+
+    def aeffect(
+        self, key: str, *, request: Any = None, resolve: Callable[[Effect], Resolution | None] | None = None
+    ) -> AsyncActing:
+        """``effect`` for ``async with``; ``resolve`` runs in a thread."""
+        return self._awaited.effect(key, lease=self, request=request, resolve=resolve)
+
     def release(self) -> None:
         """Give it back; idempotent, and silent where it was lost before."""
         self.finish()
@@ -144,17 +162,18 @@ class FencedLease:
         if self._pid == os.getpid():  # a forked child gives nothing back
             tell("released", self)
 
-    def when_lost(self, strike: Callable[[], object]) -> None:
-        """Call this when it is lost; at once, where it is lost already."""
-        self._strike = strike
+    def when_lost(self, struck: TaskInterrupter | ThreadInterrupter) -> None:
+        """Interrupt the code under it when it is lost; at once, where it is lost already."""
+        self._struck = struck
         if self.lost:
-            strike()
+            struck.strike()
 
     def on_lost(self, held: object, reason: str) -> None:  # noqa: ARG002 -- the signature of on_lost
         """The store says that it is lost; called in a thread of its own."""
         self._context.run(tell, "lost", self, reason=reason)  # of the run that holds it
-        if self._strike is not None:
-            self._strike()
+        struck = self._struck
+        if struck is not None:
+            struck.strike()
 
     def lost_error(self, found: str = "released") -> LeaseLostError:
         """The error that says how it was lost; ``found``: how the store told it."""
@@ -177,7 +196,8 @@ class FencedLease:
 
     def _raise(self, error: Exception | None) -> None:
         if isinstance(error, StaleLeaseError):
-            self._strike = None  # the holder hears of it right here
+            if self._struck is not None and self._struck.here:
+                self._struck = None  # the code under it hears of it right here
             self._held.declare_lost(error.reason)
             raise LeaseLostError(str(error), hint=error.hint, **error.facts) from error
         if error is not None:

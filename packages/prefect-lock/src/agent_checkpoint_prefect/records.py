@@ -36,6 +36,7 @@ class Record(NamedTuple):
 
     hold: Any
     held: Any
+    attempt: context.Attempt | None
     until: float = math.inf
 
     @property
@@ -73,9 +74,10 @@ class RecordLocks(NamedTuple):
         Raises:
             WaitTimeoutError: another one has it, after the block's own timeout.
         """
-        place = self._place(key, holder)
+        place, attempt = self._place(key, holder), context.attempt()
         if self._has(place):
             return True
+        self._give_back_earlier(key, place, attempt)
         for wait in self._waits(acquire_timeout):
             try:
                 if wait and _ends_by_itself(place):
@@ -84,10 +86,10 @@ class RecordLocks(NamedTuple):
                     wait = _left(wait, asked_at)
                 if hold_timeout is None:
                     hold = self.store.hold(place[1], holder, **self._terms(self.ttl_seconds, wait))
-                    _keep(place, Record(hold, hold.__enter__()))
+                    _keep(place, Record(hold, hold.__enter__(), attempt))
                 else:
                     lease = self.store.acquire(place[1], holder, **self._terms(hold_timeout, wait))
-                    _keep(place, Record(None, lease, time.monotonic() + hold_timeout))
+                    _keep(place, Record(None, lease, attempt, time.monotonic() + hold_timeout))
                 return True
             except (LeaseHeldError, ReentrancyError) as error:
                 if getattr(error, "owner", None) == holder:
@@ -99,9 +101,10 @@ class RecordLocks(NamedTuple):
 
     async def aacquire(self, key: str, holder: str, acquire_timeout: float | None, hold_timeout: float | None) -> bool:
         """See ``acquire``."""
-        place = self._place(key, holder)
+        place, attempt = self._place(key, holder), context.attempt()
         if self._has(place):
             return True
+        self._give_back_earlier(key, place, attempt)
         store = awaited(self.store)
         for wait in self._waits(acquire_timeout):
             try:
@@ -111,10 +114,10 @@ class RecordLocks(NamedTuple):
                     wait = _left(wait, asked_at)
                 if hold_timeout is None:
                     hold = store.hold(place[1], holder, **self._terms(self.ttl_seconds, wait))
-                    _keep(place, Record(hold, await hold.__aenter__()))
+                    _keep(place, Record(hold, await hold.__aenter__(), attempt))
                 else:
                     lease = await store.acquire(place[1], holder, **self._terms(hold_timeout, wait))
-                    _keep(place, Record(None, lease, time.monotonic() + hold_timeout))
+                    _keep(place, Record(None, lease, attempt, time.monotonic() + hold_timeout))
                 return True
             except (LeaseHeldError, ReentrancyError) as error:
                 if getattr(error, "owner", None) == holder:
@@ -123,6 +126,18 @@ class RecordLocks(NamedTuple):
         if acquire_timeout is None:
             raise refusal
         return False
+
+    def _give_back_earlier(self, key: str, place: Place, attempt: context.Attempt | None) -> None:
+        """Give back what earlier attempts at the same run left.
+
+        Prefect takes the lock before it looks for the record, and forgets it
+        when that does not come to an end, as by a timeout.
+        """
+        if attempt is None or attempt.number < 2:
+            return
+        for at, record in list(_records.items()):
+            if at[:2] == place[:2] and attempt.follows(record.attempt):
+                self.release(key, at[2])
 
     def release(self, key: str, holder: str) -> None:
         """Give the lock of a record back, if this process took it. Never raises: what was lost is over already."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import closing, contextmanager, suppress
+from time import monotonic, sleep
 
 from agent_checkpoint.errors import InvalidInputError, NotFoundError, StorageCorruptError, schema_version_error
 from agent_checkpoint.sqlite import tables
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.database import Row, Transaction
     from agent_checkpoint.sqlite.connections import Connection
 
+# What is copied between two syncs: 2 MB.
+PAGES_AT_ONCE = 512
 # In the order in which it was made.
 SCHEMA = """
 SELECT type, name, sql FROM sqlite_schema
@@ -50,7 +53,7 @@ def copy(source: str, target: str, busy_seconds: float) -> int:
     try:
         if os.path.lexists(target):
             raise FileExistsError
-        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        _make(partial)
     except FileExistsError:
         raise _there_already(target) from None
     except OSError as error:
@@ -60,6 +63,8 @@ def copy(source: str, target: str, busy_seconds: float) -> int:
         return _name(partial, target)
     except sqlite3.Error as error:
         raise translate(error, target) from error
+    except FileExistsError:
+        raise _there_already(target) from None
     except OSError as error:
         raise translate_os(error, target) from error
     finally:
@@ -96,11 +101,32 @@ def opened(path: str, busy_seconds: float, version: int) -> Iterator[Callable[[T
 
 
 def _copy(source: str, target: str, busy_seconds: float) -> None:
-    with closing(connect(source, "FULL")) as from_, closing(connect(target, "FULL")) as to:
+    with _synced(target) as sync, closing(connect(source, "FULL")) as from_, closing(connect(target, "FULL")) as to:
         refuse_foreign(from_, source, busy_seconds)
-        from_.backup(to)
+        from_.run("BEGIN")
+        from_.run("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()  # one state, however many steps it takes
+        from_.backup(to, pages=PAGES_AT_ONCE, progress=lambda *_: sync())
         to.execute("PRAGMA journal_mode=DELETE").fetchone()  # one file, until somebody uses it
         _check(to, target)
+
+
+@contextmanager
+def _synced(path: str) -> Iterator[Callable[[], None]]:
+    """What brings the file to the disk so far, and leaves the disk to the others for as long as that took.
+
+    All of it at once would keep their syncs waiting, one behind the other.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+
+    def sync() -> None:
+        started = monotonic()
+        os.fsync(descriptor)
+        sleep(monotonic() - started)
+
+    try:
+        yield sync
+    finally:
+        os.close(descriptor)  # only now, for it drops locks: nobody else has this file open
 
 
 def _check(connection: Connection, path: str) -> None:
@@ -113,16 +139,15 @@ def _name(partial: str, target: str) -> int:
     """Give a copy its name; copy and name survive a power cut. No connection to it is open any more."""
     _sync(partial)
     size = os.stat(partial).st_size
-    try:
-        os.link(partial, target)  # unlike a rename, never over another file
-    except FileExistsError:
-        raise _there_already(target) from None
-    except OSError:  # there are no links on that file system
-        if os.path.lexists(target):
-            raise _there_already(target) from None
-        os.rename(partial, target)
+    # Over a file of our own, and no other. Not by a link: who was killed then would leave a store with two names.
+    _make(target)
+    os.replace(partial, target)
     _sync(os.path.dirname(os.path.abspath(target)))
     return size
+
+
+def _make(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _sync(path: str) -> None:
@@ -151,20 +176,20 @@ def _replace(copied: Connection, transaction: Transaction) -> None:
     for kind, name, _ in transaction.rows(SCHEMA):
         if kind in ("table", "view"):  # the others go with them
             transaction.run(f'DROP {kind} "{name}"')
-    _make(transaction, [sql for kind, _, sql in rows(SCHEMA) if kind == "table"])
+    _run(transaction, [sql for kind, _, sql in rows(SCHEMA) if kind == "table"])
     for table in tables.tables(rows):
         if table.name not in QUEUES:
             columns = ", ".join(f'"{column}"' for column in table.columns)
             places = ", ".join("?" * len(table.columns))
             found = copied.execute(f'SELECT {columns} FROM "{table.name}"')  # noqa: S608 -- a schema's own names
             transaction.executemany(f'INSERT INTO "{table.name}" ({columns}) VALUES ({places})', found)  # noqa: S608
-    _make(transaction, [sql for kind, _, sql in rows(SCHEMA) if kind != "table"])  # triggers last: they refuse changes
+    _run(transaction, [sql for kind, _, sql in rows(SCHEMA) if kind != "table"])  # triggers last: they refuse changes
     if counters and transaction.rows(HAS_COUNTERS)[0][0]:
         transaction.run(FORGET_COUNTERS)
         transaction.executemany(SET_COUNTER, counters.items())
 
 
-def _make(transaction: Transaction, statements: list[str]) -> None:
+def _run(transaction: Transaction, statements: list[str]) -> None:
     for statement in statements:
         transaction.run(statement)
 
