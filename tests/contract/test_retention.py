@@ -136,16 +136,21 @@ def test_days_of_an_adapters_rule_are_more_than_0_and_no_more_than_a_life(
         store.set_retention(adapters_rule, days)
 
 
-def test_doctor_tells_growth_and_policy(store: StateStore, clock: FakeClock) -> None:
+def test_doctor_tells_growth_policy_and_what_it_would_remove(
+    store: StateStore, clock: FakeClock, tmp_path: Path
+) -> None:
     store.put_checkpoint("deploy", 1)
     clock.advance(2 * DAY)
     store.put_checkpoint("deploy", 2)
-    policy(store, checkpoints__keep_last=1)
+    policy(store, checkpoints__keep_last=1, events__days=1, events__archive_to=str(tmp_path))
 
     (growth,) = [check for check in store.doctor() if check.check == "growth"]
     told = growth.value
-    assert (told["checkpoints_a_day"], told["events_a_day"]) == (1, 2)
-    assert told["policy"] == {"checkpoints.keep_last": 1}
+    assert (told["checkpoints_a_day"], told["events_a_day"]) == (1, 4)
+    assert told["policy"]["checkpoints.keep_last"] == 1
+    # The first checkpoint; and what initialized the store and saved it.
+    assert told["would_remove"] == {"checkpoints.keep_last": 1, "events.days": 2}
+    assert {freed.rule: freed.removed for freed in store.apply_retention(dry_run=True)} == told["would_remove"]
 
 
 # Holders

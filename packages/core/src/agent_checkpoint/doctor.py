@@ -8,7 +8,6 @@ from agent_checkpoint import plugins as plugin_rules
 from agent_checkpoint import retention
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.ledger import components
-from agent_checkpoint.ledger import retention as rows
 from agent_checkpoint.records import Check
 from agent_checkpoint.version import __version__
 
@@ -44,10 +43,10 @@ def _schema(database: Database) -> Check:
 def _growth(database: Database) -> Check:
     try:
         with database.read() as reader:
-            grown, rules = retention.growth(reader), rows.rules(reader)
+            grown = retention.growth(reader)
     except StorageError as error:
         return Check("growth", "broken", None, str(error))
-    return Check("growth", "ok", {**grown, "policy": rules}, "'prune --apply-policy --dry-run' says what would go")
+    return Check("growth", "ok", grown, "'prune --apply-policy' removes what the policy does not keep")
 
 
 def _plugins(plugins: Plugins) -> Check:

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 
 from agent_checkpoint import archive, checkpoints, names, payload
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.ledger import checkpoints as checkpoint_rows
 from agent_checkpoint.ledger import events as event_log
 from agent_checkpoint.ledger import retention as rows
 from agent_checkpoint.record import Record
@@ -109,19 +110,36 @@ def apply_quietly(store: StateStore, changes: Changes) -> None:
         logging.getLogger("agent_checkpoint").warning("the retention policy could not be applied", exc_info=True)
 
 
-def growth(reader: Reader) -> dict[str, int]:
-    """How many events and checkpoints came in the last day."""
+def growth(reader: Reader) -> dict[str, Any]:
+    """How many events and checkpoints came in the last day, the policy, and what core's rules would remove now."""
     events, saved = rows.grown(reader, reader.moment.wall_ns - DAY_NS)
-    return {"events_a_day": events, "checkpoints_a_day": saved}
+    rules, free = rows.rules(reader), {}
+    if KEEP_LAST in rules:
+        spans = (
+            checkpoint_rows.span_to_prune(reader, name, rules[KEEP_LAST]) for name in checkpoint_rows.workflows(reader)
+        )
+        free[KEEP_LAST] = sum(count for count, _, _ in spans)
+    if DAYS in rules:
+        free[DAYS] = _overdue(reader, _before_ns(reader, rules[DAYS]))
+    return {"events_a_day": events, "checkpoints_a_day": saved, "policy": rules, "would_remove": free}
+
+
+def _before_ns(reader: Reader, days: float) -> int:
+    """Since when events are kept."""
+    before_ns = reader.moment.wall_ns - int(days * DAY_NS)
+    # A file a day, however often the policy is applied.
+    return before_ns - before_ns % DAY_NS if days >= 1 else before_ns
+
+
+def _overdue(reader: Reader, before_ns: int) -> int:
+    return rows.events_up_to(reader, event_log.up_to(reader, before_ns))
 
 
 def _archive(changes: Changes, days: float, dry_run: bool) -> Freed:
     with changes.database.read() as reader:
         folder = rows.rules(reader).get(ARCHIVE_TO)
-        before_ns = reader.moment.wall_ns - int(days * DAY_NS)
-        if days >= 1:
-            before_ns -= before_ns % DAY_NS  # a file a day, however often the policy is applied
-        count = rows.events_up_to(reader, event_log.up_to(reader, before_ns))
+        before_ns = _before_ns(reader, days)
+        count = _overdue(reader, before_ns)
     if folder is None:
         names.invalid(ARCHIVE_TO, "is not set: events are removed only into a file")
     if dry_run or not count:
