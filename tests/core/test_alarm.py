@@ -314,6 +314,8 @@ class Striking:
         return self
 
 
+# Struck in a callback of the garbage collector, the interrupt is lost there: Python says so, and goes on.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("waiting", [False, True])
 def test_an_interrupt_at_any_moment_does_not_end_the_alarm_for_good(
     waiting: bool, monkeypatch: pytest.MonkeyPatch
