@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
 
 from agent_checkpoint.cli.opening import store
@@ -36,7 +37,9 @@ def _verify(arguments: Namespace) -> Answer:
 def date(field: str, text: str) -> datetime:
     """A day or a time, UTC where it does not say."""
     try:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        # Python 3.10 knows no Z, and fractions of six digits only.
+        whole = re.sub(r"\.([0-9]{1,6})[0-9]*", lambda fraction: f".{fraction[1]:0<6}", text.replace("Z", "+00:00"))
+        found = datetime.fromisoformat(whole)
     except ValueError:
         raise InvalidInputError(
             f"{field}: must be a date or a time of RFC 3339, not {text!r:.60}", field=field
