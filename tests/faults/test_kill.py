@@ -165,9 +165,8 @@ def test_workers_killed_at_any_moment_lose_nothing_and_repeat_no_token(tmp_path:
         for scope in SCOPES:
             last = store.get_lease(scope, include_expired=True)
             assert last is not None
-            if last.state == "live":
-                store.force_release(scope, reason="the test is over")
-            assert store.acquire(scope, "after").token == last.token + 1
+            # The last lease may be live yet, or end at any moment.
+            assert store.acquire(scope, "after", wait_seconds=LONG).token == last.token + 1
 
 
 # Forks children that make a store and are killed while they do.
