@@ -16,6 +16,8 @@ from agent_checkpoint.ledger.leases import OF_SCOPE, SAVE
 
 OWNER = "worker-a"
 TTL_NS = 60 * 10**9
+# As long as the sum of a row; the floor need not compute it.
+SUM = 2**32 - 1
 # As long as the boot id that ours stores.
 DOMAIN = "b7a1c3d5-0000-4000-8000-00005eedf100"
 
@@ -55,8 +57,8 @@ class Floor:
         execute("BEGIN IMMEDIATE")
         try:
             execute(OF_SCOPE, (scope,)).fetchone()
-            execute(SAVE, row)
-            execute(RECORD, (now, kind, scope, OWNER, token, None, None, detail))
+            execute(SAVE, (*row, SUM))
+            execute(RECORD, (None, now, kind, scope, OWNER, token, None, None, detail, SUM))
             execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:

@@ -17,6 +17,7 @@ from contextlib import closing
 from pathlib import Path
 
 from agent_checkpoint import Lease, StateStore
+from agent_checkpoint.ledger import sums
 from agent_checkpoint.ledger.checkpoints import SAVE as SAVE_CHECKPOINT
 from agent_checkpoint.ledger.events import RECORD
 from agent_checkpoint.ledger.leases import SAVE as SAVE_LEASE
@@ -151,20 +152,30 @@ def _grants(scopes: int) -> Iterator[tuple[int, int, int]]:
 def _leases(scopes: int) -> Iterator[tuple[object, ...]]:
     for number, token, at in _grants(scopes):
         if token == GRANTS:
-            yield _scope(number), 0, OWNER, token, "released", TTL_NS, at, at, at + TTL_NS, DOMAIN, at, "{}", ""
+            yield _summed(
+                _scope(number), 0, OWNER, token, "released", TTL_NS, at, at, at + TTL_NS, DOMAIN, at, "{}", ""
+            )
 
 
 def _checkpoints(scopes: int) -> Iterator[tuple[object, ...]]:
     for number, token, at in _grants(scopes):
-        yield _workflow(number), token, len(STORED), at, _scope(number), OWNER, token, STORED
+        facts = _workflow(number), token, len(STORED), at, _scope(number), OWNER, token
+        yield *_summed(*facts, sums.of_text(STORED)), STORED
 
 
 def _events(scopes: int) -> Iterator[tuple[object, ...]]:
     for number, token, at in _grants(scopes):
         fence = _scope(number), OWNER, token
-        yield at, "lease.acquired", *fence, None, None, '{"ttl_seconds":60.0,"slot":0}'
+        yield None, *_summed(at, "lease.acquired", *fence, None, None, '{"ttl_seconds":60.0,"slot":0}')
         for beat in range(1, HEARTBEATS + 1):
-            yield at + beat * PACE_NS, "lease.heartbeat", *fence, None, None, "{}"
+            yield None, *_summed(at + beat * PACE_NS, "lease.heartbeat", *fence, None, None, "{}")
         at += (HEARTBEATS + 1) * PACE_NS
-        yield at, "checkpoint.saved", *fence, _workflow(number), token, f'{{"size_bytes":{len(STORED)}}}'
-        yield at + PACE_NS, "lease.released", *fence, None, None, "{}"
+        yield (
+            None,
+            *_summed(at, "checkpoint.saved", *fence, _workflow(number), token, f'{{"size_bytes":{len(STORED)}}}'),
+        )
+        yield None, *_summed(at + PACE_NS, "lease.released", *fence, None, None, "{}")
+
+
+def _summed(*row: object) -> tuple[object, ...]:
+    return (*row, sums.of(row))

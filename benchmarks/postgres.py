@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from agent_checkpoint import StateStore
 from agent_checkpoint.ledger.events import RECORD
 from agent_checkpoint.ledger.leases import SAVE, STANDING
-from benchmarks.floor import OWNER, TTL_NS
+from benchmarks.floor import OWNER, SUM, TTL_NS
 from benchmarks.harness import Figures, Plan, Row, Target, interleave, timed
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ class Bare:
         now = wall * 1000
         execute(self._standing, (SCOPE,), binary=True).fetchall()
         row = (SCOPE, 0, OWNER, token, state, TTL_NS, now, now, now + TTL_NS, "postgresql", now, "{}", "")
-        execute(self._save, row)
-        execute(self._record, (transaction << 16, now, kind, SCOPE, OWNER, token, None, None, detail))
+        execute(self._save, (*row, SUM))
+        execute(self._record, (transaction << 16, now, kind, SCOPE, OWNER, token, None, None, detail, SUM))
         execute(b"COMMIT")
 
 

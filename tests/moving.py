@@ -38,7 +38,7 @@ def fill(store: StateStore) -> None:
     store.set_retention("checkpoints.keep_last", 1_000)
     store.release(*store.acquire("old", "worker-a").fence)
     with store.transaction(component="test", action="test.age") as part:
-        part.run("UPDATE leases SET token = ? WHERE scope = 'old'", (LARGE_TOKEN,))
+        part.run("UPDATE leases SET token = ?, sum = NULL WHERE scope = 'old'", (LARGE_TOKEN,))
 
 
 def everything(store: StateStore) -> dict[str, list[Any]]:
@@ -46,7 +46,7 @@ def everything(store: StateStore) -> dict[str, list[Any]]:
     with store.read() as reader:
         found = {
             table.name: sorted(
-                map(tuple, reader.rows(f'SELECT {", ".join(table.columns)} FROM "{table.name}"')), key=repr
+                map(tuple, reader.rows(f'SELECT {", ".join(sorted(table.columns))} FROM "{table.name}"')), key=repr
             )
             for table in reader.tables()
             if table.name not in LEFT_BEHIND

@@ -201,7 +201,7 @@ def expire(path: Path, scope: str) -> None:
     """Let a lease run out: its last heartbeat was a day before the clock's zero and the epoch."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(
-            "UPDATE leases SET beat_ticks = beat_ticks - ttl_ns, expires_at = 0 WHERE scope = ?", (scope,)
+            "UPDATE leases SET beat_ticks = beat_ticks - ttl_ns, expires_at = 0, sum = NULL WHERE scope = ?", (scope,)
         )
 
 

@@ -208,5 +208,5 @@ def test_a_version_that_was_set_back_exits_74_and_loses_nothing(cli_on: Cli, fil
         assert answer.status == 74
         assert answer.error()["code"].startswith("storage")
 
-    set_version(filled, 5)
+    set_version(filled, 6)
     assert cli_on(filled, "checkpoint get").value()["sequence"] == 2

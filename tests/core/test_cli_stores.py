@@ -84,12 +84,12 @@ def test_doctor_exits_0_on_a_sound_store_and_looks_at_everything(cli_on: Cli, fi
     assert value["verdict"] in ("ok", "warning")
     assert verdicts(answer).keys() == {
         *("package_version", "sqlite_version", "filesystem", "modes", "sizes", "write_lock"),
-        *("integrity", "journal_mode", "synchronous", "schema", "clock_domain", "growth", "plugins"),
+        *("integrity", "journal_mode", "synchronous", "schema", "sums", "clock_domain", "growth", "plugins"),
     }
     sound = {"package_version", "modes", "sizes", "write_lock", "integrity", "journal_mode", "synchronous", "schema"}
     assert {name for name, verdict in verdicts(answer).items() if verdict == "ok"} >= sound
     schema = next(check for check in value["checks"] if check["check"] == "schema")
-    assert schema["value"] == {"core": 5}
+    assert schema["value"] == {"core": 6}
 
 
 def test_doctor_as_text_is_a_line_for_each_check(cli_on: Cli, filled: Path) -> None:

@@ -374,7 +374,7 @@ def test_an_owner_that_nobody_can_know_of_has_its_ttl(
     key, value = changed
     with closing(sqlite3.connect(path)) as connection, connection:
         ((text,),) = connection.execute("SELECT process FROM leases").fetchall()
-        connection.execute("UPDATE leases SET process = ?", (json.dumps({**json.loads(text), key: value}),))
+        connection.execute("UPDATE leases SET process = ?, sum = NULL", (json.dumps({**json.loads(text), key: value}),))
     sleeper.kill()
     sleeper.wait()
 

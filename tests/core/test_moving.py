@@ -167,7 +167,7 @@ def test_other_programs_are_refused_too(path: Path, store: StateStore, target: S
 
     fill(store)
     store.move_to(target)
-    changes = ("UPDATE leases SET token = 1", "DELETE FROM floors", "INSERT INTO retention VALUES ('a', 'b')")
+    changes = ("UPDATE leases SET token = 1", "DELETE FROM floors", "INSERT INTO retention VALUES ('a', 'b', NULL)")
     with closing(sqlite3.connect(path)) as connection:
         for change in changes[:1] + changes[2:]:
             with pytest.raises(sqlite3.IntegrityError, match="this store was moved to"):

@@ -101,7 +101,7 @@ def test_tokens_go_on_behind_all_that_were_handed_out(
 ) -> None:
     clock.step_wall(-clock.wall_ns() / 1e9)  # 1970, so that no token is high by its time alone
     with closing(sqlite3.connect(backed_up.database)) as raw, raw:
-        raw.execute("UPDATE leases SET token = ?", (high,))
+        raw.execute("UPDATE leases SET token = ?, sum = NULL", (high,))
     only = grant(backed_up, "only-here", 4)
     backed_up.restore(file)
     assert backed_up.acquire("release", "worker-c").token > high
@@ -192,7 +192,7 @@ def test_a_reader_goes_on_from_its_cursor_and_is_told(backed_up: StateStore, fil
 
 def test_who_waited_when_the_copy_was_made_is_not_waited_for(backed_up: StateStore, file: Path) -> None:
     with closing(sqlite3.connect(file)) as raw, raw:
-        raw.execute("INSERT INTO tickets VALUES (9, 'release', 'worker-z', 10, 0, ?, '', 0, 0, '', '')", (2**62,))
+        raw.execute("INSERT INTO tickets VALUES (9, 'release', 'worker-z', 10, 0, ?, '', 0, 0, '', '', NULL)", (2**62,))
     backed_up.restore(file)
     with backed_up.read() as reader:
         assert reader.rows("SELECT COUNT(*) FROM tickets") == [(0,)]

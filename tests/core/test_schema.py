@@ -124,7 +124,7 @@ def test_a_newer_schema_is_refused_untouched(path: Path) -> None:
     for call in (StateStore(path).initialize, lambda: StateStore(path).acquire("s", "w", 30), StateStore(path).status):
         with pytest.raises(NewerSchemaError) as newer:
             call()
-        assert (newer.value.found, newer.value.supported, newer.value.component) == (99, 5, "core")
+        assert (newer.value.found, newer.value.supported, newer.value.component) == (99, 6, "core")
     assert path.read_bytes() == before
 
 
@@ -171,8 +171,81 @@ def test_a_store_of_the_first_version_waits_for_init_and_keeps_its_tokens(path: 
         assert (migrated.kind, migrated.detail["from_version"], migrated.detail["to_version"]) == (
             "store.migrated",
             1,
-            5,
+            6,
         )
+
+
+def store_of_version_5(path: Path) -> None:
+    """As the release before the sums left it: with a row of everything that is rewritten."""
+    schema.create(str(path), 1.0)
+    raw = sqlite3.connect(path)
+    for script in sorted(Path(schema.__file__).with_name("migrations").iterdir())[:5]:
+        for statement in schema.statements(script.read_text()):
+            raw.execute(statement)
+    raw.execute("INSERT INTO components VALUES ('core', 5, '0.1.0', 1)")
+    lease = ("release", 0, "worker-a", 7, "released", 10**9, 1, 1, 2, "", 0, '{"a": 1}', "")
+    raw.execute(f"INSERT INTO leases VALUES ({', '.join('?' * len(lease))})", lease)
+    for number, sequence in ((5, 3), (9, 4)):
+        raw.execute(
+            "INSERT INTO checkpoints VALUES (?, 'deploy', ?, 9, 1, 'release', 'worker-a', 7, ?)",
+            (number, sequence, f'{{"n":{sequence}}}'),
+        )
+    raw.execute("INSERT INTO effects VALUES ('refund', 'release', 'worker-a', 7, 'done', NULL, '8', 1, 2, 0, '')")
+    raw.execute("INSERT INTO events VALUES (1, 1, 'store.initialized', NULL, NULL, NULL, NULL, NULL, '{}')")
+    raw.execute("INSERT INTO floors VALUES ('build', 40)")
+    raw.commit()
+    raw.close()
+
+
+def test_rows_of_before_the_sums_stay_and_get_theirs(path: Path) -> None:
+    store_of_version_5(path)
+    with StateStore(path) as store:
+        assert store.initialize() is False
+
+        found = store.get_checkpoint("deploy")
+        assert found is not None
+        assert (found.sequence, found.data, found.token) == (4, {"n": 4}, 7)
+        assert [each.sequence for each in store.checkpoint_history("deploy")] == [4, 3]
+        effect = store.get_effect("refund")
+        assert effect is not None
+        assert effect.result == 8
+        (sums,) = [check for check in store.doctor() if check.check == "sums"]
+        assert (sums.verdict, sums.value["without"]) == ("ok", 6)
+
+        lease = store.acquire("release", "worker-b")
+        assert lease.token == 8
+        assert store.put_checkpoint("deploy", 1, lease=lease).sequence == 5
+        assert store.put_checkpoint("build", 1).sequence == 41
+    raw = sqlite3.connect(path)
+    assert raw.execute("SELECT id, sum IS NULL FROM checkpoints ORDER BY id").fetchall() == [
+        *((5, 1), (9, 1)),
+        *((10, 0), (11, 0)),
+    ]
+    assert raw.execute("SELECT sum IS NULL FROM leases").fetchall() == [(0,)]
+    assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    raw.close()
+
+
+def test_many_threads_bring_an_old_store_up_to_date_at_once(path: Path) -> None:
+    store_of_version_5(path)
+    errors = []
+
+    def start() -> None:
+        try:
+            with StateStore(path) as store:
+                store.initialize()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    with StateStore(path) as store:
+        assert [event.kind for event in store.events()] == ["store.initialized", "store.migrated"]
+        assert len(store.checkpoint_history("deploy")) == 2
 
 
 @pytest.mark.parametrize("database", ["", "a\0b", 7, None, b"bytes.db", ":memory:", "oracle://host/db"])

@@ -57,7 +57,7 @@ def save_stale(store: StateStore, server: postgres.Server) -> list[BaseException
         writer = threading.Thread(target=save)
         writer.start()
         wait_until(lambda: server.sql(WAITING)[0][0])
-        part.run("UPDATE leases SET state = 'released' WHERE scope = ?", ("release",))
+        part.run("UPDATE leases SET state = 'released', sum = NULL WHERE scope = ?", ("release",))
     writer.join()
     return answers
 

@@ -71,7 +71,7 @@ def put_in(change: Change, data: object, save: Save, write: Write) -> Checkpoint
     """The next checkpoint, or why there is none, as a part of a change that holds the workflow's lock."""
     transaction, fence, workflow = change.transaction, save.fence, save.workflow
     if fence is not None:
-        live = fencing.live(lease_rows.of_scope(transaction, fence.scope), fence, transaction.moment)
+        live = fencing.live(lease_rows.of_scope(transaction, fence.scope, fence.token), fence, transaction.moment)
         if isinstance(live, StaleLeaseError):
             return Refused(live, write)
     found = rows.standing(transaction, workflow)

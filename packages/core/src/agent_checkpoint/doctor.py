@@ -7,7 +7,7 @@ import os
 from agent_checkpoint import plugins as plugin_rules
 from agent_checkpoint import retention
 from agent_checkpoint.errors import StorageError
-from agent_checkpoint.ledger import components
+from agent_checkpoint.ledger import components, soundness
 from agent_checkpoint.records import Check
 from agent_checkpoint.version import __version__
 
@@ -17,12 +17,17 @@ if TYPE_CHECKING:
     from agent_checkpoint.plugins import Plugins
 
 
+# Damaged rows that are named; there may be more.
+SHOWN = 5
+
+
 def examine(database: Database, plugins: Plugins) -> list[Check]:
     """Every check, in the order in which a person would ask."""
     return [
         Check("package_version", "ok", __version__, "agent-checkpoint-core"),
         *database.health(),
         _schema(database),
+        _sums(database),
         _growth(database),
         _plugins(plugins),
     ]
@@ -38,6 +43,19 @@ def _schema(database: Database) -> Check:
         return Check("schema", "warning", None, f"the store was moved to {moved}, and takes no write any more")
     versions = {component: version for component, version, _ in found}
     return Check("schema", "ok", versions, "the tables are of the version that this package writes")
+
+
+def _sums(database: Database) -> Check:
+    """Every row of core's tables, read in pages: nobody waits for it."""
+    looked = soundness.examine(database)
+    value = {"rows": looked.rows, "without": looked.without, "damaged": looked.damaged[:SHOWN]}
+    if looked.damaged:
+        message = f"{'; '.join(looked.damaged[:SHOWN])}: keep the file and its -wal, restore from a backup"
+        return Check("sums", "broken", value, message)
+    if looked.without:
+        message = f"{looked.without} rows are from before rows had sums, and get one when they are written again"
+        return Check("sums", "ok", value, message)
+    return Check("sums", "ok", value, "every row is as it was written")
 
 
 def _growth(database: Database) -> Check:

@@ -70,7 +70,7 @@ def begin(changes: Changes, key: str, fence: Fence, digest: str | None) -> tuple
 
     def decide(change: Change) -> tuple[EffectRow, bool] | Refused:
         transaction = change.transaction
-        live = fencing.live(lease_rows.of_scope(transaction, fence.scope), fence, transaction.moment)
+        live = fencing.live(lease_rows.of_scope(transaction, fence.scope, fence.token), fence, transaction.moment)
         if isinstance(live, StaleLeaseError):
             return Refused(live, write)
         known = rows.find(transaction, key)
@@ -107,7 +107,7 @@ def tell(
 
     def decide(change: Change) -> Told | Refused:
         transaction = change.transaction
-        live = fencing.live(lease_rows.of_scope(transaction, fence.scope), fence, transaction.moment)
+        live = fencing.live(lease_rows.of_scope(transaction, fence.scope, fence.token), fence, transaction.moment)
         late = isinstance(live, StaleLeaseError)
         row = rule.end(rows.find(transaction, key), begun, state, result, late, transaction.moment)
         if not isinstance(row, EffectRow):
@@ -211,7 +211,7 @@ def _standing(database: Database, reader: Reader, row: EffectRow) -> Effect:
 
 def _is_leased(database: Database, reader: Reader, row: EffectRow) -> bool:
     """Whether the lease that the effect was begun under is live. Once it is not, it never is again."""
-    lease = fencing.live(lease_rows.of_scope(reader, row.scope), fence_of(row), reader.moment)
+    lease = fencing.live(lease_rows.of_scope(reader, row.scope, row.token), fence_of(row), reader.moment)
     if isinstance(lease, StaleLeaseError):
         return False
     return expiry.left(lease, reader.moment, database.who_lives([lease.process])).ns > 0

@@ -161,7 +161,9 @@ def _refused(change: Change, fenced: FencedWrite, write: Write) -> Refused | Non
         return None
     live = change.shared.setdefault(LIVE, set())
     if fence not in live:
-        found = fencing.live(lease_rows.of_scope(change.transaction, fence.scope), fence, change.transaction.moment)
+        found = fencing.live(
+            lease_rows.of_scope(change.transaction, fence.scope, fence.token), fence, change.transaction.moment
+        )
         if isinstance(found, StaleLeaseError):
             return Refused(found, write)
         live.add(fence)

@@ -249,7 +249,7 @@ def _renew_rows(
     for pulse in pulses:
         if now >= pulse.deadline or not pulse.wants_beat():
             continue
-        row = fencing.live(rows.of_scope(change.transaction, pulse.fence.scope), pulse.fence, moment)
+        row = fencing.live(rows.of_scope(change.transaction, pulse.fence.scope, pulse.fence.token), pulse.fence, moment)
         answers[id(pulse)] = None
         if isinstance(row, StaleLeaseError):
             answers[id(pulse)] = row

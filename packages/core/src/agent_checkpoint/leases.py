@@ -159,9 +159,9 @@ def _by_owner(changes: Changes, fence: Fence, action: str, rule: Rule, terms: Te
     def decide(change: Change) -> Lease | Refused:
         moment = change.transaction.moment
         if terms is HEARTBEAT:  # which ends nothing, so that nobody is to be woken
-            leases, perhaps_queued = rows.of_scope(change.transaction, fence.scope), False
+            leases, perhaps_queued = rows.of_scope(change.transaction, fence.scope, fence.token), False
         else:
-            leases, _, perhaps_queued = rows.standing(change.transaction, fence.scope)
+            leases, perhaps_queued = rows.with_queue(change.transaction, fence.scope, fence.token)
         row = fencing.live(leases, fence, moment)
         if isinstance(row, StaleLeaseError):
             return Refused(row, Write("core", action, *fence, None, None, {}))
@@ -271,7 +271,7 @@ def is_live(database: Database, fence: Fence) -> bool:
 
 
 def _look(database: Database, fence: Fence) -> tuple[LeaseRow, Moment]:
-    found, moment = rows.glance(database, fence.scope)
+    found, moment = rows.glance(database, fence.scope, fence.token)
     row = fencing.live(found, fence, moment)
     if isinstance(row, StaleLeaseError):
         raise row

@@ -183,7 +183,9 @@ def seal(source: Changes, place: str, mark: int = 0) -> None:
         components.seal(transaction, place, mark)
         # Waits for every change that is under way: what is live after that, stays live.
         transaction.seal([table.name for table in transaction.tables() if table.name != "components"], place)
-        for row in lease_rows.live(transaction):
+        for row in lease_rows.everyone(transaction):
+            if row.state != "live":
+                continue
             left = expiry.remaining(row, transaction.moment)
             raise LeaseHeldError(
                 f"scope {row.scope!r} is held by {row.owner!r} (token {row.token}); nothing was changed",

@@ -8,6 +8,8 @@ cursor is opaque to readers; it names the event's id.
 from __future__ import annotations
 
 from agent_checkpoint import payload
+from agent_checkpoint.ledger import sums
+from agent_checkpoint.ledger.sums import Summed
 from agent_checkpoint.names import invalid
 from agent_checkpoint.records import Event, Refusals
 from agent_checkpoint.times import utc
@@ -20,25 +22,36 @@ if TYPE_CHECKING:
     from agent_checkpoint.database import Reader, Row, Transaction
     from agent_checkpoint.records import Happened
 
+# Its sum is without its id.
+EVENT = Summed("event {}", "iitTTITIj")
+REFUSAL = Summed("the count of what was refused to token {1} in scope {0}", "tittiii")
+
 RECORD = """
-INSERT INTO events (id, at, kind, scope, owner, token, workflow, sequence, detail)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO events (id, at, kind, scope, owner, token, workflow, sequence, detail, sum)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 RECORD_TELLING = RECORD + "RETURNING id\n"
 
-COLUMNS = "SELECT id, at, kind, scope, owner, token, workflow, sequence, detail FROM events WHERE "
+COLUMNS = "SELECT id, at, kind, scope, owner, token, workflow, sequence, detail, sum FROM events WHERE "
 NEXT = "id > ? AND id < ?{filters} ORDER BY id LIMIT ?"
 LAST = "id > ? AND id < ?{filters} ORDER BY id DESC LIMIT ?"
 FILTERS = {"scope": " AND scope = ?", "workflow": " AND workflow = ?", "kind": " AND kind = ?"}
+# Where they are in a row.
+PLACES = {"kind": 2, "scope": 3, "workflow": 6}
 
 LATEST = """
-SELECT detail FROM events
+SELECT id, at, kind, scope, owner, token, workflow, sequence, detail, sum FROM events
 WHERE kind = ?
 ORDER BY id DESC
 LIMIT 1
 """
 
+# In a part of the log of so many events it is looked whether one is hidden: a millisecond or two of work.
+FEW = 500
+# Of so many ids one transaction of a database with many writers takes the first ones.
+A_TRANSACTION = 2**16
+RESTORED = "store.restored"
 MAX_ID = "SELECT MAX(id) FROM events"
 MIN_ID = "SELECT MIN(id) FROM events"
 COUNT_BEHIND = "SELECT COUNT(*) FROM events WHERE id > ? AND kind = ?"
@@ -64,15 +77,20 @@ OPEN_DOOR = "INSERT INTO archive_door (up_to) VALUES (?)"
 REMOVE = "DELETE FROM events WHERE id <= ?"
 CLOSE_DOOR = "DELETE FROM archive_door"
 
+REFUSED = """
+SELECT scope, token, action, reason, times, first_at, last_at, sum FROM refusals
+WHERE scope = ? AND token = ? AND action = ? AND reason = ?
+"""
+
 COUNT_REFUSAL = """
-INSERT INTO refusals (scope, token, action, reason, times, first_at, last_at)
-VALUES (?, ?, ?, ?, 1, ?, ?)
-ON CONFLICT (scope, token, action, reason) DO UPDATE SET times = refusals.times + 1, last_at = excluded.last_at
-RETURNING times
+INSERT INTO refusals (scope, token, action, reason, times, first_at, last_at, sum)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (scope, token, action, reason) DO UPDATE SET
+times = excluded.times, last_at = excluded.last_at, sum = excluded.sum
 """
 
 REFUSALS = """
-SELECT scope, token, action, reason, times, first_at, last_at FROM refusals
+SELECT scope, token, action, reason, times, first_at, last_at, sum FROM refusals
 ORDER BY last_at DESC, scope, token, action, reason
 LIMIT ?
 """
@@ -82,12 +100,12 @@ def record(transaction: Transaction, events: Sequence[Happened], telling: bool) 
     """Append events; with ``telling`` they come back as they will be read."""
     at = transaction.moment.wall_ns
     number = transaction.event_id
-    rows = [
-        (number(), at, kind, scope, owner, token, workflow, sequence, _text(detail))
-        for kind, scope, owner, token, workflow, sequence, detail in events
-    ]
+    rows = []
+    for kind, scope, owner, token, workflow, sequence, detail in events:
+        values = (at, kind, scope, owner, token, workflow, sequence, _text(detail))
+        rows.append((number(), *values, sums.of(values)))
     if telling:
-        return [_event((transaction.rows(RECORD_TELLING, row)[0][0], *row[1:])) for row in rows]
+        return [_event((transaction.rows(RECORD_TELLING, row)[0][0], *row[1:-1])) for row in rows]
     if len(rows) == 1:
         transaction.run(RECORD, rows[0])
     elif rows:
@@ -107,11 +125,51 @@ def read(reader: Reader, limit: int, after: str | None, filters: dict[str, str |
     order = (LAST if after is None else NEXT).format(filters="".join(FILTERS[name] for name in chosen))
     start = 0 if after is None else _place(after)
     rows = reader.rows(COLUMNS + order, (start, reader.horizon, *chosen.values(), limit))
-    if not rows and start and start > (reader.rows(MAX_ID)[0][0] or 0):
+    if not rows:
+        _refuse_silence(reader, start, bool(chosen))
+    found = [EVENT.numbered(row) for row in (rows if after is not None else reversed(rows))]
+    if reader.horizon == ALL:  # one writes at a time: ids are without gaps
+        if not chosen:
+            _refuse_gaps(reader, found, start)
+        else:
+            is_full = len(found) == limit
+            behind = found[0][0] - 1 if after is None and is_full else start
+            up_to = found[-1][0] if after is not None and is_full else last_id(reader)
+            _refuse_hidden(reader, chosen, behind, up_to, len(found))
+    return [_event(values) for values in found]
+
+
+def _refuse_silence(reader: Reader, start: int, chosen: bool) -> None:
+    """Refuse to say that there is nothing behind a place where that cannot be."""
+    last = last_id(reader)
+    if start > last > 0:
         # Else a reader of a store that was replaced would wait in silence for what it missed.
         invalid("after", "is behind the last event: it is a cursor of another store")
-    found = [_event(row) for row in rows]
-    return found if after is not None else found[::-1]
+    if not last:
+        raise sums.gone("the audit log")  # its last line is never removed
+    if start < last and not chosen and reader.horizon == ALL:
+        raise sums.gone(f"event {start + 1}")
+
+
+def _refuse_gaps(reader: Reader, found: Sequence[Row], start: int) -> None:
+    """Refuse a part of the log that lacks an event, as far as its neighbours tell."""
+    last = start
+    for number, _, kind, *_ in found:
+        # A restore goes ahead, and so did the transactions of a database that the log was moved from.
+        begins_anew = kind == RESTORED or number % A_TRANSACTION == 0
+        if last and number != last + 1 and not begins_anew and number != reader.rows(MIN_ID)[0][0]:
+            raise sums.gone(f"event {last + 1}")
+        last = number
+
+
+def _refuse_hidden(reader: Reader, chosen: dict[str, str], behind: int, up_to: int, known: int) -> None:
+    """Refuse what was chosen from a part of the log that is not long, if damage hides one of them."""
+    if up_to - behind > FEW:
+        return
+    whole = [EVENT.numbered(row) for row in reader.rows(COLUMNS + NEXT.format(filters=""), (behind, up_to + 1, FEW))]
+    _refuse_gaps(reader, whole, behind)
+    if sum(all(row[PLACES[name]] == value for name, value in chosen.items()) for row in whole) != known:
+        raise sums.gone("an event")
 
 
 def last_id(reader: Reader) -> int:
@@ -124,7 +182,8 @@ def skip_to(transaction: Transaction, number: int, happened: Happened) -> None:
     kind, scope, owner, token, workflow, sequence, detail = happened
     numbered = transaction.event_id() or number
     at = transaction.moment.wall_ns
-    transaction.run(RECORD, (numbered, at, kind, scope, owner, token, workflow, sequence, _text(detail)))
+    values = (at, kind, scope, owner, token, workflow, sequence, _text(detail))
+    transaction.run(RECORD, (numbered, *values, sums.of(values)))
 
 
 def up_to(reader: Reader, before_ns: int) -> int:
@@ -165,27 +224,36 @@ def remove(transaction: Transaction, last: int, most: int) -> tuple[int, int]:
 
 def page(reader: Reader, after: int, last: int, most: int) -> list[Event]:
     """The next events behind an id, up to another one."""
-    return [_event(row) for row in reader.rows(COLUMNS + NEXT.format(filters=""), (after, last + 1, most))]
+    rows = reader.rows(COLUMNS + NEXT.format(filters=""), (after, last + 1, most))
+    found = [EVENT.numbered(row) for row in rows]
+    if reader.horizon == ALL:
+        _refuse_gaps(reader, found, after)
+    return [_event(values) for values in found]
 
 
 def latest(reader: Reader, kind: str) -> dict[str, Any] | None:
     """The detail of the last event of a kind; None when there is none."""
     found = reader.rows(LATEST, (kind,))
-    return None if not found else dict(payload.decode(found[0][0]))
+    return None if not found else dict(payload.decode(EVENT.numbered(found[0])[8]))
 
 
 def count_refusal(transaction: Transaction, scope: str, token: int | None, action: str, reason: str) -> int:
     """Count a refused write; 1 for the first of its kind."""
-    at = transaction.moment.wall_ns
-    counted: int = transaction.rows(COUNT_REFUSAL, (scope, token or 0, action, reason, at, at))[0][0]
-    return counted
+    key, at = (scope, token or 0, action, reason), transaction.moment.wall_ns
+    found = transaction.rows(REFUSED, key)
+    times, first_at = REFUSAL.checked(found[0])[4:6] if found else (0, at)
+    row = (*key, times + 1, first_at, at)
+    transaction.run(COUNT_REFUSAL, (*row, sums.of(row)))
+    return int(times) + 1
 
 
 def refusals(reader: Reader, most: int) -> list[Refusals]:
     """The counters of refused writes, latest first."""
     return [
         Refusals(scope, token or None, action, reason, times, utc(first_at), utc(last_at))
-        for scope, token, action, reason, times, first_at, last_at in reader.rows(REFUSALS, (most,))
+        for scope, token, action, reason, times, first_at, last_at in map(
+            REFUSAL.checked, reader.rows(REFUSALS, (most,))
+        )
     ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from agent_checkpoint import payload
+from agent_checkpoint.ledger import sums
+from agent_checkpoint.ledger.sums import Summed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,14 +12,16 @@ if TYPE_CHECKING:
 
     from agent_checkpoint.database import Reader, Transaction
 
+RULE = Summed("the retention rule {}", "tj")
+
 RULES = """
-SELECT rule, value FROM retention
+SELECT rule, value, sum FROM retention
 ORDER BY rule
 """
 
 SET = """
-INSERT INTO retention (rule, value) VALUES (?, ?)
-ON CONFLICT (rule) DO UPDATE SET value = excluded.value
+INSERT INTO retention (rule, value, sum) VALUES (?, ?, ?)
+ON CONFLICT (rule) DO UPDATE SET value = excluded.value, sum = excluded.sum
 """
 
 UNSET = """
@@ -43,12 +47,12 @@ WHERE saved_at >= ?
 
 def rules(reader: Reader) -> dict[str, Any]:
     """Every rule that is set."""
-    return {rule: payload.decode(value) for rule, value in reader.rows(RULES)}
+    return {rule: payload.decode(value) for rule, value in map(RULE.checked, reader.rows(RULES))}
 
 
 def set_rule(transaction: Transaction, rule: str, value: str) -> None:
     """Set a rule."""
-    transaction.run(SET, (rule, value))
+    transaction.run(SET, (rule, value, sums.of((rule, value))))
 
 
 def unset(transaction: Transaction, rule: str) -> bool:

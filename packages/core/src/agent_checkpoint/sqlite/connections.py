@@ -14,7 +14,7 @@ from time import monotonic, sleep
 
 from agent_checkpoint.errors import InvalidInputError, NotAStoreError, NotFoundError, ReentrancyError
 from agent_checkpoint.sqlite import forks
-from agent_checkpoint.sqlite.translate import is_busy, translate, translate_os
+from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate, translate_os
 
 # Stamped into the file's header: "ACPT".
 APPLICATION_ID = 0x41435054
@@ -98,6 +98,8 @@ def connect(path: str, synchronous: str) -> Connection:
         connection.run = connection.cursor().execute
         connection.run(f"PRAGMA synchronous={synchronous}")
         connection.level = synchronous
+        # A damaged page is found where it is read first, not where it is used.
+        connection.run("PRAGMA cell_size_check=1")
         if sys.platform == "darwin":
             # There fsync leaves the data in the drive's cache.
             connection.run("PRAGMA fullfsync=1")
@@ -241,7 +243,7 @@ class Connections:
         except BaseException as error:
             if connection is not None:
                 connection.close()
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, FAILURES):
                 raise translate(error, self._path) from error
             raise
         return connection

@@ -7,14 +7,13 @@ transaction like any other: others see the old content or the new one.
 from __future__ import annotations
 
 import os
-import sqlite3
 from contextlib import closing, contextmanager, suppress
 from time import monotonic, sleep
 
 from agent_checkpoint.errors import InvalidInputError, NotFoundError, StorageCorruptError, schema_version_error
 from agent_checkpoint.sqlite import tables
 from agent_checkpoint.sqlite.connections import Connections, connect, refuse_foreign
-from agent_checkpoint.sqlite.translate import translate, translate_os
+from agent_checkpoint.sqlite.translate import FAILURES, translate, translate_os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def copy(source: str, target: str, busy_seconds: float) -> int:
     try:
         _copy(source, partial, busy_seconds)
         return _name(partial, target)
-    except sqlite3.Error as error:
+    except FAILURES as error:
         raise translate(error, target) from error
     except FileExistsError:
         raise _there_already(target) from None
@@ -93,7 +92,7 @@ def opened(path: str, busy_seconds: float, version: int) -> Iterator[Callable[[T
         if found > version:
             raise schema_version_error("core", found, version)
         yield lambda transaction: _replace(copied, transaction)
-    except sqlite3.Error as error:
+    except FAILURES as error:
         raise translate(error, path) from error
     finally:
         copies.discard(copied)

@@ -13,7 +13,7 @@ from agent_checkpoint.sqlite import filesystem, schema
 from agent_checkpoint.sqlite.connections import Connections, patiently
 from agent_checkpoint.sqlite.gate import gate_at, leave_later, leave_unused
 from agent_checkpoint.sqlite.transactions import SqliteRead, SqliteTransaction
-from agent_checkpoint.sqlite.translate import is_busy, translate
+from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class SqliteDatabase(Database):
                 return connection, patiently(self.busy_seconds, lambda: connection.run(sql, parameters).fetchall())
         except BaseException as error:
             self.connections.discard(connection)
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, FAILURES):
                 raise translate(error, self.name) from error
             raise
 
@@ -193,7 +193,7 @@ class SqliteDatabase(Database):
     def _refuse_other_version(self, connection: Connection) -> None:
         try:
             found = patiently(self.busy_seconds, lambda: connection.run(VERSION).fetchone())
-        except sqlite3.Error as error:
+        except FAILURES as error:
             raise translate(error, self.name) from error
         version = int(found[0]) if found else 0
         if version != self._version:

@@ -158,7 +158,8 @@ class Gate:
 
     def refuse_reentrancy(self) -> None:
         """Raise ``ReentrancyError`` when this thread is inside."""
-        refuse_reentrancy((self._inside,))
+        if self._inside:
+            refuse_reentrancy((self._inside,))
 
     def leave(self, thread: int | None = None) -> None:
         """Let the next one in, if ``thread`` (this one) is inside."""

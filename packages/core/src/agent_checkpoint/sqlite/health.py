@@ -10,6 +10,7 @@ from agent_checkpoint.errors import StorageError
 from agent_checkpoint.records import Check
 from agent_checkpoint.sqlite import filesystem
 from agent_checkpoint.sqlite.blockers import blocker
+from agent_checkpoint.sqlite.translate import FAILURES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
 def _asked(check: Callable[[Connection], Check], connection: Connection) -> Check:
     try:
         return check(connection)
-    except sqlite3.Error as error:
+    except FAILURES as error:
         return Check(check.__name__.lstrip("_"), "broken", None, str(error))
 
 

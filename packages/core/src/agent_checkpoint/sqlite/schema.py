@@ -10,7 +10,7 @@ from contextlib import suppress
 from agent_checkpoint.errors import NotAStoreError, StorageError, StorageUnreachableError
 from agent_checkpoint.sqlite import forks
 from agent_checkpoint.sqlite.connections import APPLICATION_ID, Connection, connect, patiently
-from agent_checkpoint.sqlite.translate import is_busy, translate, translate_os
+from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate, translate_os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def create(path: str, busy_seconds: float) -> None:
         if os.path.basename(folder) == ".agent-checkpoint":
             _ignore_in_git(folder)
         patiently(busy_seconds, lambda: _create(path))
-    except sqlite3.Error as error:
+    except FAILURES as error:
         raise translate(error, path) from error
     except OSError as error:
         raise translate_os(error, path) from error

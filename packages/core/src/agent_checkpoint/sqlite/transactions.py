@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import suppress
 from threading import get_ident
 from time import monotonic
@@ -12,7 +11,7 @@ from agent_checkpoint.errors import ReentrancyError, StorageBusyError, StorageEr
 from agent_checkpoint.sqlite import forks, schema, tables
 from agent_checkpoint.sqlite.connections import leak, patiently
 from agent_checkpoint.sqlite.gate import refuse_reentrancy
-from agent_checkpoint.sqlite.translate import is_busy, translate, translate_commit
+from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate, translate_commit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class SqliteRead(Reader):
             self.moment = database.moment()
         except BaseException as error:
             database.connections.discard(self._connection)
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, FAILURES):
                 raise translate(error, database.name) from error
             raise
         return self
@@ -66,7 +65,7 @@ class SqliteRead(Reader):
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         try:
             self._connection.run("COMMIT")
-        except sqlite3.Error:
+        except FAILURES:
             # Nothing was written: what was read is good.
             self._database.connections.discard(self._connection)
         else:
@@ -75,7 +74,7 @@ class SqliteRead(Reader):
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         try:
             return self._connection.run(sql, parameters).fetchall()
-        except (sqlite3.Error, OverflowError) as error:
+        except FAILURES as error:
             raise translate(error, self._database.name) from error
 
     def tables(self) -> list[Table]:
@@ -155,21 +154,21 @@ class SqliteTransaction(Transaction):
         connection = self._open()
         try:
             return connection.run(sql, parameters).fetchall()
-        except (sqlite3.Error, OverflowError) as error:
+        except FAILURES as error:
             raise translate(error, self._database.name) from error
 
     def run(self, sql: str, parameters: Parameters = ()) -> int:
         connection = self._open()
         try:
             return connection.run(sql, parameters).rowcount
-        except (sqlite3.Error, OverflowError) as error:
+        except FAILURES as error:
             raise translate(error, self._database.name) from error
 
     def executemany(self, sql: str, parameters: Iterable[Parameters]) -> None:
         connection = self._open()
         try:
             connection.executemany(sql, parameters)
-        except (sqlite3.Error, OverflowError) as error:
+        except FAILURES as error:
             raise translate(error, self._database.name) from error
 
     def tables(self) -> list[Table]:
@@ -215,7 +214,7 @@ class SqliteTransaction(Transaction):
                 connection.run(f"PRAGMA synchronous={self._level}")
                 connection.level = self._level
             connection.run("BEGIN IMMEDIATE")
-        except sqlite3.Error as error:
+        except FAILURES as error:
             if not is_busy(error):
                 raise translate(error, self._database.name) from error
             self._begin_late(connection, started + self._busy_seconds)
@@ -232,14 +231,14 @@ class SqliteTransaction(Transaction):
         left = deadline - monotonic()
         try:
             patiently(left, lambda: connection.run("BEGIN IMMEDIATE"))
-        except sqlite3.Error as error:
+        except FAILURES as error:
             raise translate(error, self._database.name, self._busy_seconds) from error
 
     def _commit(self) -> None:
         connection = self._open()
         try:
             connection.run("COMMIT")
-        except sqlite3.Error as error:
+        except FAILURES as error:
             _roll_back(connection)
             raise translate_commit(error, self._database.name) from error
         connection.commits += 1
@@ -259,6 +258,6 @@ class SqliteTransaction(Transaction):
 
 def _roll_back(connection: Connection) -> None:
     # A connection that cannot even do that is closed when it is given back.
-    with suppress(sqlite3.Error):
+    with suppress(*FAILURES):
         if connection.in_transaction:
             connection.run("ROLLBACK")

@@ -20,12 +20,19 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.sqlite.blockers import blocker
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Failure = sqlite3.Error | OverflowError | UnicodeDecodeError
+
+# What Python's sqlite3 raises where SQLite fails: the last one where SQLite's own message quotes damage.
+FAILURES = (sqlite3.Error, OverflowError, UnicodeDecodeError)
 # SQLite's own result texts (sqlite3_errstr). Codes are in Python only from 3.11 on.
 _KINDS: tuple[tuple[str, type[StorageError]], ...] = (
     ("database or disk is full", StorageFullError),
     ("readonly database", StorageReadOnlyError),
     ("file is not a database", NotAStoreError),
     ("malformed", StorageCorruptError),
+    ("Could not decode to UTF-8", StorageCorruptError),
     ("unable to open database file", StorageUnreachableError),
     ("disk I/O error", StorageUnreachableError),
 )
@@ -33,9 +40,11 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def translate(error: sqlite3.Error | OverflowError, path: str, waited_seconds: float | None = None) -> StorageError:
+def translate(error: Failure, path: str, waited_seconds: float | None = None) -> StorageError:
     """The error to raise instead; its cause is the original."""
     text = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return StorageCorruptError(f"{path}: the file is damaged: {text}", database=path)
     if is_busy(error):
         return _busy(path, waited_seconds)
     if text.startswith(MOVED):
@@ -48,7 +57,7 @@ def translate(error: sqlite3.Error | OverflowError, path: str, waited_seconds: f
     return StorageError(f"{path}: {text}", database=path)
 
 
-def translate_commit(error: sqlite3.Error, path: str) -> StorageError:
+def translate_commit(error: Failure, path: str) -> StorageError:
     """The same for a failed COMMIT, whose frames may have reached the disk all the same."""
     if "disk I/O error" in str(error):
         return OutcomeUnknownError(f"{path}: {error} while committing; it may have happened", database=path)
@@ -65,7 +74,7 @@ def translate_os(error: OSError, path: str) -> StorageError:
     return kind(f"{path}: {error.strerror}", database=path)
 
 
-def is_busy(error: sqlite3.Error | OverflowError) -> bool:
+def is_busy(error: Failure) -> bool:
     """Whether another connection is in the way."""
     return "is locked" in str(error)
 
