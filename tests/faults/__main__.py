@@ -36,7 +36,7 @@ CATCHES = {
         "pid-alone",
     ),
     "histories": ("no-fence-check", "check-in-another-transaction", "token-reset-on-release"),
-    "disks": ("unsynced-grants",),
+    "disks": ("unsynced-grants", "commit-errors-swallowed", "lost-answers-are-failures"),
 }
 # Seconds that a broken store may need at the worst; it is caught in a few.
 LONGEST_CATCH = 60.0
