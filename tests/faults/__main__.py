@@ -37,6 +37,7 @@ CATCHES = {
     ),
     "histories": ("no-fence-check", "check-in-another-transaction", "token-reset-on-release"),
     "disks": ("unsynced-grants", "commit-errors-swallowed", "lost-answers-are-failures"),
+    "fuzz": ("unchecked-values",),
 }
 # Seconds that a broken store may need at the worst; it is caught in a few.
 LONGEST_CATCH = 60.0

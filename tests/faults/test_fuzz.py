@@ -10,8 +10,9 @@ from tests.faults.fuzz import engine
 from tests.faults.fuzz.calls import Call, make, opened
 from tests.faults.fuzz.place import place, unsound
 from tests.faults.fuzz.words import Line, Said, call, wrong_answer
+from tests.faults.variants import broken
 
-EXAMPLES = 40
+EXAMPLES = 150
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +29,17 @@ def test_anything_gets_an_answer_or_one_of_our_errors(kind: str, number: int, tm
     assert report.operations >= EXAMPLES
 
 
-def test_a_store_that_forgets_its_tokens_is_caught() -> None:
+def test_a_store_that_takes_any_number_is_caught() -> None:
     budget = Budget(120, seed=1, stop_early=True)
-    report = engine.run(budget, lambda _: None, "token-reset-on-release")
-    assert any("do not grow" in violation for violation in report.violations)
+    report = engine.run(budget, lambda _: None, "unchecked-values")
+    assert any("is none of our errors" in violation for violation in report.violations)
+
+
+def test_a_store_that_grants_a_token_twice_is_seen(tmp_path: Path) -> None:
+    with place(tmp_path) as folder, broken("token-reset-on-release"), opened(folder) as store:
+        store.force_release("release", reason="test")
+        assert store.acquire("release", "worker-b").token == 1
+        assert "do not grow" in str(unsound(folder / "agents.db"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from agent_checkpoint import change, leases
+from agent_checkpoint import change, leases, names
 from agent_checkpoint.change import Changes
 from agent_checkpoint.errors import StaleLeaseError, StorageError
 from agent_checkpoint.ledger import leases as lease_rows
@@ -163,6 +163,11 @@ def pid_alone(put: Put) -> None:
     put(ProcessTable, "_look", look)
 
 
+def unchecked_values(put: Put) -> None:
+    """Numbers are taken as they come."""
+    everywhere(put, names.integer, lambda field, value, *rest: value)
+
+
 VARIANTS: dict[str, Callable[[Put], None]] = {
     "no-fence-check": no_fence_check,
     "check-in-another-transaction": check_in_another_transaction,
@@ -175,6 +180,7 @@ VARIANTS: dict[str, Callable[[Put], None]] = {
     "no-death-check": no_death_check,
     "refusal-before-its-commit": refusal_before_its_commit,
     "pid-alone": pid_alone,
+    "unchecked-values": unchecked_values,
 }
 
 

@@ -136,7 +136,8 @@ class Gate:
             ReentrancyError: this thread is inside already.
         """
         me = threading.get_ident()
-        self.refuse_reentrancy()
+        if self._inside == me:
+            self.refuse_reentrancy()
         with self._mutex:
             if self._retired:
                 return False
@@ -158,7 +159,8 @@ class Gate:
 
     def refuse_reentrancy(self) -> None:
         """Raise ``ReentrancyError`` when this thread is inside."""
-        refuse_reentrancy((self._inside,))
+        if self._inside:
+            refuse_reentrancy((self._inside,))
 
     def leave(self, thread: int | None = None) -> None:
         """Let the next one in, if ``thread`` (this one) is inside."""
