@@ -46,7 +46,8 @@ def test_the_table_has_what_was_done_what_was_found_and_what_was_not_caught() ->
     ]
     text = table.of(ran)
     assert "2,000" in text
-    assert "6 × kill" in text
+    assert "model (simulated): 3 × kill" in text
+    assert "disks: 3 × kill" in text
     assert "1 of 2 caught" in text
     assert "NOT CAUGHT" in text
     assert "VIOLATED (disks): token 7 was granted twice, seed 5" in text

@@ -39,8 +39,8 @@ def finish(model: Model) -> None:
 def _everybody_is_served(model: Model) -> None:
     """Holders come to their end, waiters wake and look: each has its turn.
 
-    Not where the wall clock decides about a ticket: one that was set back lets a
-    dead waiter's live for so much longer, and the others wait for it.
+    Not where the wall clock decides about a ticket: there nobody can tell for how
+    long a slot has been free, and the others wait for its life.
     """
     now = model.world.now
     if not now.domain or any(each.clock(now) == "wall" for scope in SCOPES for each in model.places(scope)):

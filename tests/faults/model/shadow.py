@@ -81,6 +81,10 @@ class Lived:
         """Whether only a wall clock that was set back lets it live for more than its time."""
         return self.clock(now) == "wall" and self.wall_end - now.wall > self.ttl
 
+    def lies_ahead(self, now: Instant) -> bool:
+        """Whether its last word is in the future, for the wall clock that decides was set back since."""
+        return self.clock(now) == "wall" and self.wall_end - self.ttl > now.wall + NS
+
 
 class Grant(Lived):
     """A lease; ``state`` is what is on record of it."""
@@ -206,9 +210,16 @@ class Leases:
         return "expired" if grant.state == "expired" else "released"
 
     def ahead(self, places: Sequence[Place], number: int) -> list[Place]:
-        """Who is in front of a place: awake, alive, and came before. Whoever slept for too long stands last."""
+        """Who is in front of a place: awake, alive, and came before. Whoever slept for too long stands last.
+
+        Of whom nobody can tell how long ago the last word was is not waited for.
+        """
         now = self.world.now
-        awake = [each for each in places if each.left(now)[0] and not self.world.is_dead(each.process)]
+        awake = [
+            each
+            for each in places
+            if each.left(now)[0] and not each.lies_ahead(now) and not self.world.is_dead(each.process)
+        ]
         kept = any(each.number == number and each.left(now)[0] for each in places)
         return [
             each for each in awake if each.number != number and not each.passed and (each.number < number or not kept)
