@@ -56,7 +56,7 @@ class Floor:
         try:
             execute(OF_SCOPE, (scope,)).fetchone()
             execute(SAVE, row)
-            execute(RECORD, (now, kind, scope, OWNER, token, None, None, detail))
+            execute(RECORD, (None, now, kind, scope, OWNER, token, None, None, detail))
             execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:

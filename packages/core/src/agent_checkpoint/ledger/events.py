@@ -82,15 +82,14 @@ def record(transaction: Transaction, events: Sequence[Happened], telling: bool) 
     """Append events; with ``telling`` they come back as they will be read."""
     at = transaction.moment.wall_ns
     number = transaction.event_id
-    rows = [
-        (number(), at, kind, scope, owner, token, workflow, sequence, _text(detail))
-        for kind, scope, owner, token, workflow, sequence, detail in events
-    ]
+    if len(events) == 1 and not telling:  # nearly always
+        *parts, detail = events[0]
+        transaction.run(RECORD, (number(), at, *parts, _text(detail)))
+        return []
+    rows = [(number(), at, *parts, _text(detail)) for *parts, detail in events]
     if telling:
         return [_event((transaction.rows(RECORD_TELLING, row)[0][0], *row[1:])) for row in rows]
-    if len(rows) == 1:
-        transaction.run(RECORD, rows[0])
-    elif rows:
+    if rows:
         transaction.executemany(RECORD, rows)
     return []
 
