@@ -46,6 +46,9 @@ def measure(plan: Plan) -> Iterator[Row]:
 def _compare(plan: Plan, case: str, command: tuple[str, ...], target: Target | None = None) -> Row:
     bytecode = plan.places["disk"] / "bytecode"
     ours, theirs = interleave(
-        process(command, bytecode), process((sys.executable, "-c", LEAST), bytecode), plan.rounds(ROUNDS), STEPS
+        process(command, bytecode),
+        process((sys.executable, "-c", LEAST), bytecode),
+        plan.rounds(ROUNDS),
+        plan.steps(STEPS),
     )
     return Row("cli", case, "s", "bare imports", ours, theirs, target)

@@ -1,7 +1,7 @@
-"""Whether a store that has grown for a year is as fast as an empty one.
+"""Whether a store that has grown for a year is as fast as an empty one, and how that changes on the way.
 
-Both stores get the same calls, on scopes drawn from all over the big one, so
-that what they touch is not always in SQLite's cache.
+All stores get the same calls in turn, on scopes drawn from all over the biggest
+one, so that what they touch is not always in SQLite's cache.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 from agent_checkpoint import Lease, StateStore
 from agent_checkpoint.ledger import sums
@@ -22,15 +23,17 @@ from agent_checkpoint.ledger.checkpoints import SAVE as SAVE_CHECKPOINT
 from agent_checkpoint.ledger.events import RECORD
 from agent_checkpoint.ledger.leases import SAVE as SAVE_LEASE
 from benchmarks.floor import DOMAIN, OWNER, TTL_NS
-from benchmarks.harness import Plan, Row, Target, interleave
+from benchmarks.harness import Curve, Figures, Finding, Plan, Row, Target, in_turn
 
 TARGET = Target("≤", 1.3)
-ROUNDS = 20
+ROUNDS = 10
 # Scopes of the big store, each with its workflow: 10^4 scopes make 10^5 checkpoints and 10^6 events.
 SCOPES = 10_000
 QUICK_SCOPES = 1_000
 GRANTS = 10
 HEARTBEATS = 7
+# Events of a scope: of each grant one at its start, one at its end, and one for its checkpoint.
+EVENTS = GRANTS * (HEARTBEATS + 3)
 # Between two events: 10^6 of them are a year.
 PACE_NS = 30 * 10**9
 # Scopes that a round calls on, and how many of them in one step.
@@ -43,29 +46,49 @@ DATA = {"stage": "tests-passed", "branch": "main", "done": ["build", "lint", "un
 STORED = json.dumps(DATA)
 
 
-def measure(plan: Plan) -> Iterator[Row]:
-    """Seconds a call on a full and on an empty store, at FULL."""
+def measure(plan: Plan) -> Iterator[Finding]:
+    """Seconds a call on stores of every size and on an empty one, at FULL."""
     scopes = QUICK_SCOPES if plan.quick else SCOPES
-    filled = plan.places["disk"] / "growth-filled.db"
-    _fill(filled, scopes)
     drawn = random.Random(scopes).sample(range(scopes), DRAWN)
+    sizes = [10**power for power in range(len(str(scopes * EVENTS)))]
     for place, folder in plan.places.items():
-        path, empty_path = folder / "growth.db", folder / "growth-empty.db"
-        shutil.copy(filled, path)
-        with StateStore(path) as store, StateStore(empty_path) as empty:
-            empty.initialize()
-            yield from _compare(plan, place, Calls(store, drawn), Calls(empty, drawn))
+        with ExitStack() as stack:
+            calls = {0: _calls(stack, folder / "growth-empty.db", drawn)}
+            for size in sizes:
+                path = folder / f"growth-{size}.db"
+                _fill(path, size)
+                calls[size] = _calls(stack, path, drawn)
+            yield from _compare(plan, place, calls)
 
 
-def _compare(plan: Plan, place: str, full: Calls, empty: Calls) -> Iterator[Row]:
-    for what, ours, peer in (
-        ("acquire", full.acquire, empty.acquire),
-        ("put", full.put, empty.put),
-        ("get", full.get, empty.get),
-        (f"events, {EVENTS_SHOWN}", full.events, empty.events),
+def _calls(stack: ExitStack, path: Path, drawn: list[int]) -> Calls:
+    store = stack.enter_context(StateStore(path))
+    store.initialize()
+    return Calls(store, drawn)
+
+
+def _compare(plan: Plan, place: str, stores: dict[int, Calls]) -> Iterator[Finding]:
+    *_, biggest = stores
+    for what, call in (
+        ("acquire", Calls.acquire),
+        ("put", Calls.put),
+        ("get", Calls.get),
+        (f"events, {EVENTS_SHOWN}", Calls.events),
     ):
-        figures = interleave(ours, peer, plan.rounds(ROUNDS), DRAWN // AT_ONCE)
-        yield Row("growth", f"{what}, {place}", "s", "empty", *figures, TARGET)
+        seconds = _seconds_each(stores, call, plan.rounds(ROUNDS))
+        yield Row("growth", f"{what}, {place}", "s", "empty", seconds[biggest], seconds[0], TARGET)
+        points = tuple((float(size), median(seconds[size]) * 1e3) for size in stores if size)
+        yield Curve("growth", "growth", "A call on a store that grows", place, what, "events", "ms", points)
+
+
+def _seconds_each(stores: dict[int, Calls], call: Callable[[Calls], float], rounds: int) -> dict[int, Figures]:
+    """The seconds of a call on each store, round by round; a round calls on all of the drawn scopes."""
+    steps = DRAWN // AT_ONCE
+    found = in_turn({str(size): partial(call, calls) for size, calls in stores.items()}, rounds * steps)
+    return {
+        int(size): tuple(sum(each[at : at + steps]) / steps for at in range(0, rounds * steps, steps))
+        for size, each in found.items()
+    }
 
 
 class Calls:
@@ -126,8 +149,9 @@ def _workflow(number: int) -> str:
     return f"deploy/service-{number}"
 
 
-def _fill(path: Path, scopes: int) -> None:
-    """A store in which every scope was granted, used and released again and again over a year."""
+def _fill(path: Path, size: int) -> None:
+    """A store with so many events, in which every scope was granted, used and released again and again over a year."""
+    scopes = max(1, size // EVENTS)
     with StateStore(path) as store:
         store.initialize()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -135,7 +159,7 @@ def _fill(path: Path, scopes: int) -> None:
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany(SAVE_LEASE, _leases(scopes))
         connection.executemany(SAVE_CHECKPOINT, _checkpoints(scopes))
-        connection.executemany(RECORD, _events(scopes))
+        connection.executemany(RECORD, itertools.islice(_events(scopes), size))
         connection.execute("COMMIT")
 
 

@@ -8,10 +8,11 @@ no peer in it, must hold in every round.
 from __future__ import annotations
 
 import os
+import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,6 +22,9 @@ OUTER = 10
 # What --quick does of the rounds: enough to see that it runs, too few for a verdict.
 QUICK_SHARE = 5
 FEWEST_ROUNDS = 3
+# On a slow disk fewer rounds are as good: no more begin after so long, once there are enough.
+LONGEST_SECONDS = 45.0
+ENOUGH_ROUNDS = 10
 
 Figures = tuple[float, ...]
 Side = Callable[[], float]
@@ -36,6 +40,10 @@ class Plan:
     def rounds(self, thorough: int) -> int:
         """How many rounds to run when a thorough measurement takes so many."""
         return max(FEWEST_ROUNDS, thorough // QUICK_SHARE) if self.quick else thorough
+
+    def steps(self, thorough: int) -> int:
+        """How many steps a round has, likewise."""
+        return max(1, thorough // QUICK_SHARE) if self.quick else thorough
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,34 @@ class Row:
         return None if self.target is None else self.target.holds(self.figure)
 
 
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line of a plot: how a figure of one side at one place changes with something else.
+
+    The curves of one ``plot`` are drawn together, a picture a place.
+    """
+
+    benchmark: str
+    plot: str
+    title: str
+    place: str
+    name: str
+    along: str
+    unit: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a reader must know to read the rows: who is missing and why, what a peer does not do."""
+
+    benchmark: str
+    text: str
+
+
+Finding = Row | Curve | Note
+
+
 def timed(work: Callable[[], object]) -> Side:
     """The work as a side to interleave: what it returns is the seconds it took."""
 
@@ -118,7 +154,8 @@ def interleave(ours: Side, peer: Side, rounds: int, steps: int = 1) -> tuple[Fig
     ours()
     peer()
     pairs: list[tuple[float, float]] = []
-    for _ in range(rounds):
+    started = time.perf_counter()
+    while len(pairs) < rounds and (len(pairs) < ENOUGH_ROUNDS or time.perf_counter() - started < LONGEST_SECONDS):
         mine = theirs = 0.0
         for step in range(steps):
             # Whoever goes second may profit, or suffer, from what the first one left behind.
@@ -130,6 +167,24 @@ def interleave(ours: Side, peer: Side, rounds: int, steps: int = 1) -> tuple[Fig
                 theirs += peer()
         pairs.append((mine / steps, theirs / steps))
     return tuple(mine for mine, _ in pairs), tuple(theirs for _, theirs in pairs)
+
+
+def in_turn(sides: Mapping[str, Side], rounds: int) -> dict[str, Figures]:
+    """The figures of several sides round by round, after a step of each that does not count."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(-1, rounds):
+        for name in shuffled(sides, turn):
+            figure = sides[name]()
+            if turn >= 0:
+                found[name].append(figure)
+    return {name: tuple(figures) for name, figures in found.items()}
+
+
+def shuffled(names: Iterable[str], turn: int) -> list[str]:
+    """The names in an order of this turn's own, the same in each run: nobody always suffers from the same neighbour."""
+    order = list(names)
+    random.Random(turn).shuffle(order)
+    return order
 
 
 def process(command: Sequence[str], bytecode: Path) -> Side:

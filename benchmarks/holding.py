@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,24 +47,28 @@ class Cost:
 
 
 def measure(plan: Plan) -> Iterator[Row]:
-    """Shares of a core, and events, at each place, at FULL."""
+    """Shares of a core, and events, at each place, at FULL; all places at the same time."""
     haste = HASTE if plan.quick else 1
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(4, context, _hurry, (haste,)) as pool:
-        for place, folder in plan.places.items():
-            yield from _compare(pool, place, folder, haste)
-
-
-def _compare(pool: ProcessPoolExecutor, place: str, folder: Path, haste: int) -> Iterator[Row]:
-    path, by_hand = folder / "holding.db", folder / "holding-by-hand.db"
     with ExitStack() as stack:
-        for each in (path, by_hand):
-            store = stack.enter_context(StateStore(each))
-            store.initialize()
-            store.acquire(LONG_JOB, "conductor", LONG_SECONDS)
-        tasks = ((_hold, path), (_renew, by_hand), (_wait, path), (_try, by_hand))
-        running = [pool.submit(task, each, haste) for task, each in tasks]
-        held, renewed, waited, tried = (each.result() for each in running)
+        workers = 4 * len(plan.places)
+        pool = stack.enter_context(ProcessPoolExecutor(workers, context, _hurry, (haste,)))
+        running = {place: _start(stack, pool, folder, haste) for place, folder in plan.places.items()}
+        for place, costs in running.items():
+            yield from _rows(place, *(each.result() for each in costs))
+
+
+def _start(stack: ExitStack, pool: ProcessPoolExecutor, folder: Path, haste: int) -> list[Future[Cost]]:
+    path, by_hand = folder / "holding.db", folder / "holding-by-hand.db"
+    for each in (path, by_hand):
+        store = stack.enter_context(StateStore(each))
+        store.initialize()
+        store.acquire(LONG_JOB, "conductor", LONG_SECONDS)
+    tasks = ((_hold, path), (_renew, by_hand), (_wait, path), (_try, by_hand))
+    return [pool.submit(task, each, haste) for task, each in tasks]
+
+
+def _rows(place: str, held: Cost, renewed: Cost, waited: Cost, tried: Cost) -> Iterator[Row]:
     for what, ours, theirs in ((f"{LEASES} leases", held, renewed), ("a waiter", waited, tried)):
         shares = (ours.cpu / SECONDS,), (theirs.cpu / SECONDS,)
         yield Row("holding", f"{what}, {place}", "of a core", "by hand", *shares, SHARE, "ours")

@@ -19,6 +19,6 @@ def measure(plan: Plan) -> Iterator[Row]:
         process((sys.executable, "-c", "import agent_checkpoint"), bytecode),
         process((sys.executable, "-c", "import sqlite3, json"), bytecode),
         plan.rounds(ROUNDS),
-        STEPS,
+        plan.steps(STEPS),
     )
     yield Row("import", "agent_checkpoint", "s", "sqlite3, json", ours, theirs, Target("≤", 1.5))

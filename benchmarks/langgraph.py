@@ -11,6 +11,7 @@ import itertools
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass, field
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
@@ -21,9 +22,8 @@ from typing import Any
 from langchain_core.messages import HumanMessage
 
 from agent_checkpoint_langgraph import AgentCheckpointSaver
-from benchmarks import langgraph_graphs, langgraph_plots, langgraph_postgres, langgraph_sides
-from benchmarks.harness import Plan, Row, Side, Target, interleave, timed
-from benchmarks.langgraph_plots import Curve
+from benchmarks import langgraph_graphs, langgraph_postgres, langgraph_sides
+from benchmarks.harness import Curve, Finding, Note, Plan, Row, Side, Target, in_turn, interleave, shuffled, timed
 from benchmarks.langgraph_sides import (
     TASK_PATH,
     THREAD,
@@ -33,9 +33,7 @@ from benchmarks.langgraph_sides import (
     growing,
     held,
     human_message,
-    in_turn,
     plain_message,
-    shuffled,
 )
 
 MB = 1e6
@@ -64,8 +62,9 @@ LAST = 20
 GETS = 20
 LISTS = 5
 OPENINGS = 5
-# Points of the curve of the size.
+# Points of the curves.
 SIZES = 40
+POINTS = 40
 
 COROUTINES = 50
 # Writes of a coroutine in a round.
@@ -85,6 +84,15 @@ STOCK = (SQLITE, ASYNC_SQLITE)
 Measured = dict[tuple[str, str], float]
 """A figure for each (what, saver)."""
 
+
+@dataclass(slots=True)
+class Grown:
+    """One saver on one thread: the seconds of each put, and the bytes after some of the steps."""
+
+    put: list[float] = field(default_factory=list)
+    size: dict[int, int] = field(default_factory=dict)
+
+
 Opener = Callable[[Path], AbstractContextManager[Driven]]
 Openers = Mapping[str, Opener]
 OPENERS: Openers = {
@@ -102,35 +110,55 @@ READS: dict[str, tuple[Callable[[Driven], object], int]] = {
 }
 
 
-def measure(plan: Plan, plots: Path | None = None) -> Iterator[Row]:
-    """All of it at each place, at FULL; ``plots``: a folder to draw the curves of the longest thread in."""
-    missing = langgraph_postgres.missing()
-    if missing:
-        print(f"langgraph: {POSTGRES} skipped: {missing}", flush=True)
-    curves: dict[str, dict[str, Curve]] = {}
+def measure(plan: Plan) -> Iterator[Finding]:
+    """All of it at each place, at FULL, with the curves of the longest thread."""
+    if missing := langgraph_postgres.missing():
+        yield Note("langgraph", f"{POSTGRES} {missing}")
     for place, folder in plan.places.items():
-        for steps, rounds in (QUICK_LENGTHS if plan.quick else LENGTHS).items():
-            curves[place] = {}
+        lengths = QUICK_LENGTHS if plan.quick else LENGTHS
+        for steps, rounds in lengths.items():
             for group in GROUPS:
-                with ExitStack() as stack:
-                    openers = OPENERS
-                    if POSTGRES in group:
-                        if missing:
-                            continue
-                        address = stack.enter_context(langgraph_postgres.server(folder))
-                        openers = {**OPENERS, POSTGRES: partial(langgraph_postgres.postgres, address)}
-                    some = {name: openers[name] for name in group}
-                    threads = [_grown(folder, some, human_message, steps) for _ in range(rounds)]
-                yield from _rows(f"{steps:,} messages, {place}", steps, group, [figures for figures, _ in threads])
-                curves[place] = {**threads[-1][1], **curves[place]}
-            some = {name: OPENERS[name] for name in DICTS_GROUP}
-            threads = [_grown(folder, some, plain_message, steps) for _ in range(rounds)]
+                # A server has a place of its own.
+                if POSTGRES not in group or (place == "disk" and not missing):
+                    threads = _threads(folder, group, human_message, steps, rounds)
+                    figures = [figures for figures, _ in threads]
+                    yield from _rows(f"{steps:,} messages, {place}", steps, group, figures)
+                    if steps == max(lengths):
+                        yield from _curves(place, group, threads[-1][1])
+            threads = _threads(folder, DICTS_GROUP, plain_message, steps, rounds)
             yield from _rows(f"{steps:,} dicts, {place}", steps, DICTS_GROUP, [figures for figures, _ in threads])
         yield _bursts(plan, place, folder)
         yield from _checks(plan, place, folder)
         yield from langgraph_graphs.measure(plan, place, folder)
-    if plots is not None:
-        langgraph_plots.draw(plots, curves)
+
+
+def _threads(
+    folder: Path, group: tuple[str, ...], message: Callable[[int], Any], steps: int, rounds: int
+) -> list[tuple[Measured, dict[str, Grown]]]:
+    """What so many threads took with each saver of a group, one after the other."""
+    with ExitStack() as stack:
+        openers = OPENERS
+        if POSTGRES in group:
+            address = stack.enter_context(langgraph_postgres.server())
+            openers = {**OPENERS, POSTGRES: partial(langgraph_postgres.postgres, address)}
+        some = {name: openers[name] for name in group}
+        return [_grown(folder, some, message, steps) for _ in range(rounds)]
+
+
+def _curves(place: str, group: tuple[str, ...], grown: Mapping[str, Grown]) -> Iterator[Curve]:
+    """Size and put time of each saver; ours is drawn once."""
+    for name in group:
+        if name == OURS and group != GROUPS[0]:
+            continue
+        put, size = grown[name].put, grown[name].size
+        about = (place, name, "steps")
+        if size:
+            points = tuple((float(step), size / MB) for step, size in size.items())
+            yield Curve("langgraph", "langgraph-size", "A LangGraph thread, 1 KB more a step", *about, "MB", points)
+        width = max(1, len(put) // POINTS)
+        starts = range(0, len(put) - width + 1, width)
+        points = tuple((start + width / 2, median(put[start : start + width]) * 1e3) for start in starts)
+        yield Curve("langgraph", "langgraph-put", "A put, medians", *about, "ms", points)
 
 
 def _rows(case: str, steps: int, group: tuple[str, ...], threads: list[Measured]) -> Iterator[Row]:
@@ -153,7 +181,7 @@ def _rows(case: str, steps: int, group: tuple[str, ...], threads: list[Measured]
 
 def _grown(
     folder: Path, openers: Openers, message: Callable[[int], Any], steps: int
-) -> tuple[Measured, dict[str, Curve]]:
+) -> tuple[Measured, dict[str, Grown]]:
     """What a thread took with each saver, and how that grew with it."""
     found: Measured = {}
     with TemporaryDirectory(prefix="langgraph-", dir=folder) as fresh:
@@ -182,9 +210,9 @@ def _grown(
     return found, curves
 
 
-def _drive(sides: Mapping[str, Driven], message: Callable[[int], Any], steps: int) -> dict[str, Curve]:
+def _drive(sides: Mapping[str, Driven], message: Callable[[int], Any], steps: int) -> dict[str, Grown]:
     """Grow a thread in all savers, a step of each in turn."""
-    curves = {name: Curve() for name in sides}
+    curves = {name: Grown() for name in sides}
     for number, step in enumerate(growing(steps, message)):
         puts: dict[str, Side] = {name: partial(side.put, step) for name, side in sides.items()}
         for name in shuffled(sides, number):

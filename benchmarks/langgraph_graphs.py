@@ -16,8 +16,8 @@ from langgraph.graph.message import add_messages
 
 from agent_checkpoint_langgraph import AgentCheckpointSaver
 from benchmarks import langgraph_sides
-from benchmarks.harness import Plan, Row, Side, timed
-from benchmarks.langgraph_sides import NODE, Saver, held, human_message, in_turn, thread_config
+from benchmarks.harness import Plan, Row, Side, in_turn, timed
+from benchmarks.langgraph_sides import NODE, Saver, held, human_message, thread_config
 
 # Supersteps of a run whose node does next to nothing, and messages of one that grows.
 STEPS = 100

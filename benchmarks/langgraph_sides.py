@@ -13,7 +13,7 @@ import sqlite3
 import string
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -31,7 +31,6 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from agent_checkpoint_langgraph import AgentCheckpointSaver, ThreadLease
-from benchmarks.harness import Figures, Side
 
 Saver = BaseCheckpointSaver[Any]
 
@@ -172,24 +171,6 @@ class Awaited(Driven):
     def warm(self) -> None:
         """See ``Driven``."""
         self.loop.run_until_complete(self.saver.aget_tuple(thread_config("no-such-thread")))
-
-
-def in_turn(sides: Mapping[str, Side], rounds: int) -> dict[str, Figures]:
-    """The figures of several sides round by round, after a step of each that does not count."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(-1, rounds):
-        for name in shuffled(sides, turn):
-            figure = sides[name]()
-            if turn >= 0:
-                found[name].append(figure)
-    return {name: tuple(figures) for name, figures in found.items()}
-
-
-def shuffled(names: Iterable[str], turn: int) -> list[str]:
-    """The names in an order of this turn's own, the same in each run: nobody always suffers from the same neighbour."""
-    order = list(names)
-    random.Random(turn).shuffle(order)
-    return order
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from agent_checkpoint import StateStore
 from agent_checkpoint.ledger.events import RECORD
 from agent_checkpoint.ledger.leases import SAVE, STANDING
 from benchmarks.floor import OWNER, SUM, TTL_NS
-from benchmarks.harness import Figures, Plan, Row, Target, interleave, timed
+from benchmarks.harness import Figures, Finding, Note, Plan, Row, Target, interleave, shuffled, timed
 
 if TYPE_CHECKING:
     from tests.postgres import Server
@@ -57,14 +57,14 @@ SIZE_TARGET = Target("≤", 0.1)
 _everybody: Barrier
 
 
-def measure(plan: Plan) -> Iterator[Row]:
+def measure(plan: Plan) -> Iterator[Finding]:
     """All of it; nothing where the packages are not installed."""
     try:
         from tests.postgres import Server
 
         import agent_checkpoint_postgres  # noqa: F401 -- whether it is there
     except ModuleNotFoundError as missing:
-        print(f"{BENCHMARK}: skipped: {missing.name} is not installed", flush=True)
+        yield Note(BENCHMARK, f"not measured: {missing.name} is not installed (`uv sync` does it)")
         return
     server = Server().start()
     try:
@@ -200,7 +200,7 @@ def _extend(url: str, scope: str, owner: str, seconds: float) -> int:
 def _savers(server: Server, steps: int) -> Iterator[Row]:
     """A thread that grows by a message of 1 KB a step in all of them, a step of each in turn."""
     from benchmarks import langgraph_postgres
-    from benchmarks.langgraph_sides import growing, human_message, shuffled
+    from benchmarks.langgraph_sides import growing, human_message
 
     peer = f"host=127.0.0.1 port={server.port} user=postgres dbname=postgres"
     with ExitStack() as stack:

@@ -1,38 +1,12 @@
-"""How results are shown: the machine first, then a line a row, and the same as JSON.
-
-A figure without its machine and its spread says nothing, so neither is optional.
-"""
+"""How a row reads on the terminal, and how its figures are written everywhere."""
 
 from __future__ import annotations
 
-import os
-import platform
-import sqlite3
 from collections.abc import Callable
-from dataclasses import asdict
 from statistics import median
-from typing import Any
 
-import agent_checkpoint
-from agent_checkpoint.mounts import filesystem_of
-from benchmarks.harness import Plan, Row
-
-Machine = dict[str, Any]
-
-
-def machine(plan: Plan) -> Machine:
-    """What the figures were measured on."""
-    return {
-        "agent_checkpoint": agent_checkpoint.__version__,
-        "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
-        "filesystems": {place: filesystem_of(str(folder)) or "unknown" for place, folder in plan.places.items()},
-        "synchronous": "FULL unless a row says NORMAL",
-        "quick": plan.quick,
-    }
+from benchmarks.document import Machine
+from benchmarks.harness import Row
 
 
 def headline(found: Machine) -> str:
@@ -48,39 +22,56 @@ def headline(found: Machine) -> str:
 
 def line(row: Row) -> str:
     """A row as people read it: both sides' medians, the figure with its spread, the verdict."""
-    show = _times if row.judged == "ratio" else _in_unit(row.unit)
-    side = _in_unit(row.unit)
-    low, high = row.spread
-    ours, theirs = side(median(row.ours)), side(median(row.theirs))
+    reached = "" if row.reached is None else f"to reach {limit(row)}: {'reached' if row.reached else 'NOT REACHED'}"
     return (
-        f"{row.benchmark:<9} {row.case:<43} ours {ours:>9}  {row.peer:>16} {theirs:>9}  "
-        f"{show(row.figure):>9}  {f'({show(low)} to {show(high)})':<21} {_verdict(row)}"
+        f"{row.benchmark:<9} {row.case:<43} ours {ours(row):>9}  {row.peer:>21} {theirs(row):>9}  "
+        f"{figure(row):>9}  {f'({spread(row)})':<21} {reached}"
     ).rstrip()
 
 
-def document(found: Machine, rows: list[Row]) -> dict[str, Any]:
-    """Everything for ``--json``, each round included."""
-    return {"machine": found, "rows": [_record(row) for row in rows]}
+def ours(row: Row) -> str:
+    """The median of our side."""
+    return in_unit(row.unit)(median(row.ours))
 
 
-def _record(row: Row) -> dict[str, Any]:
-    return {**asdict(row), "figure": row.figure, "spread": row.spread, "reached": row.reached}
+def theirs(row: Row) -> str:
+    """The median of the peer's."""
+    return in_unit(row.unit)(median(row.theirs))
 
 
-def _verdict(row: Row) -> str:
+def figure(row: Row) -> str:
+    """What is judged."""
+    return _show(row)(row.figure)
+
+
+def spread(row: Row) -> str:
+    """The lowest and the highest of it, without the outer tenths of the rounds."""
+    low, high = row.spread
+    return f"{_show(row)(low)} to {_show(row)(high)}"
+
+
+def limit(row: Row) -> str:
+    """What is to be reached; nothing where nothing is."""
     if row.target is None:
         return ""
-    limit = f"{row.target.value:g}" if row.judged == "ratio" else _in_unit(row.unit)(row.target.value)
-    return f"to reach {row.target.sign} {limit}: {'reached' if row.reached else 'NOT REACHED'}"
+    value = f"{row.target.value:g} ×" if row.judged == "ratio" else in_unit(row.unit)(row.target.value)
+    return f"{row.target.sign} {value}"
 
 
-def _in_unit(unit: str) -> Callable[[float], str]:
+def in_unit(unit: str) -> Callable[[float], str]:
+    """How a figure of this unit is written."""
     return _UNITS.get(unit, lambda share: f"{share:.2f}")
+
+
+def _show(row: Row) -> Callable[[float], str]:
+    return _times if row.judged == "ratio" else in_unit(row.unit)
 
 
 def _duration(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
+    if seconds >= 0.1:
+        return f"{seconds * 1e3:.0f} ms"
     return f"{seconds * 1e3:.1f} ms" if seconds >= 0.001 else f"{seconds * 1e6:.0f} µs"
 
 
@@ -89,7 +80,7 @@ def _rate(a_second: float) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.3f} ×"
+    return f"{ratio:.1f} ×" if ratio >= 10 else f"{ratio:.2f} ×" if ratio >= 0.1 else f"{ratio:.3f} ×"
 
 
 _UNITS: dict[str, Callable[[float], str]] = {

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing.context import SpawnContext
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from agent_checkpoint import StateStore
@@ -41,10 +43,11 @@ _witness: Witness
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One hold of a worker, by the clock that all processes share: asked for, granted."""
+    """One hold of a worker, by the clock that all processes share: asked for, granted, at its end."""
 
     asked: float
     granted: float
+    ended: float
 
 
 class Witness:
@@ -120,6 +123,10 @@ def _compare(
     peer = "one process"
     yield Row("queue", f"{what}, {place}", "holds/s", peer, ours, theirs, share)
     yield Row("queue", f"slowest/fastest, {what}, {place}", "", peer, (fairness,), (1.0,), FAIR, "ours")
+    # The ideal hands over by writing the same rows.
+    bare = 1 / median(theirs) - hold_seconds
+    handed = conductor.handed(turn for each in turns for turn in each)
+    yield Row("queue", f"hand-off, {what}, {place}", "s", peer, (median(handed),), (bare,))
     others = (WORKERS - 1) / min(theirs)
     yield Row("queue", f"longest wait, {what}, {place}", "s", peer, (wait,), (others,), longest, "ours")
 
@@ -183,6 +190,16 @@ class Conductor:
         pauses = (max(0.0, min(end, turn.granted) - max(start, turn.asked)) for start, end in self._pauses)
         return turn.granted - turn.asked - sum(pauses)
 
+    def handed(self, turns: Iterable[Turn]) -> list[float]:
+        """How long the scope was nobody's between two turns of the workers, the end of a pause left out."""
+        ordered = sorted(turns, key=lambda turn: turn.granted)
+        between = ((before.ended, after.granted) for before, after in pairwise(ordered))
+        return [
+            granted - ended
+            for ended, granted in between
+            if not any(start < granted and end > ended for start, end in self._pauses)
+        ]
+
     def _pause(self, started: float) -> None:
         self._since = time.monotonic()
         self._pauses.append((started, self._since))
@@ -204,5 +221,6 @@ def _work(path: Path, number: int, hold_seconds: float) -> list[Turn]:
                 _witness.enter(number)
                 time.sleep(hold_seconds)
                 _witness.leave(number)
-            turns.append(Turn(asked, granted))
+                ended = time.monotonic()
+            turns.append(Turn(asked, granted, ended))
     return turns

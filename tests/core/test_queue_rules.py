@@ -82,6 +82,15 @@ def test_a_ticket_of_another_boot_of_the_only_kernel_is_gone() -> None:
     assert queue.look([ticket(1)._replace(domain="boot-0")], 0, NOW, {}) == ((), (1,))
 
 
+def test_a_ticket_from_before_the_wall_clock_was_set_back_keeps_nobody_waiting() -> None:
+    unknown = NOW._replace(domain="", wall_ns=WALL - 3_600 * NS)
+    assert queue.look([ticket(1)], 2, unknown, {}) == ((), (1,))
+    # A step that is noise costs nobody its place.
+    assert queue.look([ticket(1)], 2, NOW._replace(domain="", wall_ns=WALL - NS), {}) == ((1,), ())
+    # Where ticks decide, the wall clock does not.
+    assert queue.look([ticket(1)], 2, NOW._replace(wall_ns=WALL - 3_600 * NS), {}) == ((1,), ())
+
+
 def test_the_queue_has_50_ms_for_each_in_front() -> None:
     assert queue.may_pass(0, 0)
     assert not queue.may_pass(1, TURN - 1)

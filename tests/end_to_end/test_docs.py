@@ -149,7 +149,6 @@ def alike(printed: str) -> str:
     return printed
 
 
-@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("section", [each for each in SECTIONS if any(block.runs for block in each.blocks)], ids=str)
 def test_the_snippets_of_a_section_run_as_printed_in_an_empty_directory(section: Section, tmp_path: Path) -> None:
     for block, after in zip(section.blocks, (*section.blocks[1:], Block("", (), "")), strict=True):

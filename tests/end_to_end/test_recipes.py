@@ -23,8 +23,6 @@ RECIPES = Path(__file__).parents[2] / "examples/recipes"
 LONG = 120.0
 UNKNOWN = 76
 
-pytestmark = pytest.mark.usefixtures("unmeasured")
-
 
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AGENT_CHECKPOINT")}

@@ -319,7 +319,7 @@ def test_a_missing_store_is_66_and_init_makes_it(run: Runs, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("times", [25, pytest.param(500, marks=pytest.mark.long)])
-def test_many_runs_in_a_row_leave_nothing(unmeasured: None, run: Runs, times: int) -> None:
+def test_many_runs_in_a_row_leave_nothing(run: Runs, times: int) -> None:
     for number in range(times):
         assert run("release", *shell("exit 0")) == (0, "", "")
         assert number % 20 or run.left() == []

@@ -23,7 +23,7 @@ from tests.faults.engine import Budget, Engine, Report
 from tests.faults.table import Ran
 
 # The share of the time that each engine has on the right store; what is left is for the broken ones.
-SHARES = {"model": 0.25, "histories": 0.3, "disks": 0.2, "fuzz": 0.1}
+SHARES = {"model": 0.25, "histories": 0.4, "disks": 0.15, "fuzz": 0.05, "flips": 0.05}
 # Who must catch what; an engine that is to see a fault first is named first.
 CATCHES = {
     "model": (
@@ -36,7 +36,9 @@ CATCHES = {
         "pid-alone",
     ),
     "histories": ("no-fence-check", "check-in-another-transaction", "token-reset-on-release"),
-    "disks": ("unsynced-grants",),
+    "disks": ("unsynced-grants", "commit-errors-swallowed", "lost-answers-are-failures"),
+    "fuzz": ("unchecked-values",),
+    "flips": ("unverified-sums",),
 }
 # Seconds that a broken store may need at the worst; it is caught in a few.
 LONGEST_CATCH = 60.0

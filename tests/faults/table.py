@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from tests.faults.engine import Report
 
 WIDTH = 30
+SIMULATED = ("model",)
 
 
 class Ran(NamedTuple):
@@ -34,8 +35,7 @@ def of(ran: list[Ran]) -> str:
         total.add(each.report)
     if len(right) > 1:
         lines.append(_row("together", total, sum(each.seconds for each in right)))
-    if total.faults:
-        lines += ["", "faults: " + ", ".join(f"{count:,} × {kind}" for kind, count in total.faults.most_common())]
+    lines += ["", *(_faults(each) for each in right if each.report.faults)]
     if broken:
         caught = sum(each.held for each in broken)
         lines += ["", f"broken on purpose, {caught} of {len(broken)} caught"]
@@ -80,6 +80,12 @@ def _line(title: str, *cells: str) -> str:
 def _row(title: str, report: Report, seconds: float) -> str:
     found = len(report.violations)
     return _line(title, f"{report.operations:,}", f"{report.faults.total():,}", f"{found:,}", f"{seconds:.0f}")
+
+
+def _faults(each: Ran) -> str:
+    told = ", ".join(f"{count:,} × {kind}" for kind, count in each.report.faults.most_common())
+    # In the model nobody dies: it has a clock and processes of its own.
+    return f"{each.engine}{' (simulated)' if each.engine in SIMULATED else ''}: {told}"
 
 
 def _catch(each: Ran) -> str:

@@ -1,10 +1,10 @@
-"""What a disk has changed is noticed: ``fuzz/flips.py``, for a short time, and stores that do not look."""
+"""What a disk has changed is noticed: ``flips/engine.py``, for a short time, and stores that do not look."""
 
 from __future__ import annotations
 
 import pytest
 from tests.faults.engine import Budget, Report
-from tests.faults.fuzz import flips
+from tests.faults.flips import engine as flips
 
 SEED = 20_260_801
 

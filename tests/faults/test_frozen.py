@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import StateStore, StorageBusyError
+from agent_checkpoint.testing import freeze, kill
 
 BUSY_SECONDS = 1.0
 # Longer than anything here takes: only a hang reaches it.
@@ -84,15 +85,6 @@ def wait_until(true: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def freeze(process: subprocess.Popen[Any]) -> None:
-    os.kill(process.pid, signal.SIGSTOP)
-    wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-
-
-def thaw(process: subprocess.Popen[Any]) -> None:
-    os.kill(process.pid, signal.SIGCONT)
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "agents.db"
@@ -116,12 +108,11 @@ def sitter(path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
     yield sit
     for process in started:
-        process.kill()
+        kill(process)
         process.communicate()
 
 
 def go_on(process: subprocess.Popen[str]) -> None:
-    thaw(process)
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write("\n")
@@ -159,8 +150,7 @@ class Writers:
 
     def end(self) -> str:
         for process in self.processes.values():
-            process.kill()
-            process.wait()
+            kill(process)
         self._reader.join()
         self._errors.seek(0)
         with self._errors as errors:
@@ -178,17 +168,16 @@ def test_a_writer_frozen_at_any_moment_stops_nobody_who_is_not_told(path: Path, 
             name = random.choice("abc")
             frozen, others = writers.processes[name], set("abc") - {name}
             time.sleep(random.uniform(0.005, 0.05))  # the moment is meant to be any
-            freeze(frozen)
-            place = len(writers.told)
-            # The first answer may be to a call that was over before.
-            wait_until(lambda place=place, others=others: all(writers.since(place)[other] >= 2 for other in others))
-            busy = [line for line in writers.told[place:] if line[0] == "busy" and line[1] in others]
+            with freeze(frozen):
+                place = len(writers.told)
+                # The first answer may be to a call that was over before.
+                wait_until(lambda place=place, others=others: all(writers.since(place)[other] >= 2 for other in others))
+                busy = [line for line in writers.told[place:] if line[0] == "busy" and line[1] in others]
+                place = len(writers.told)
             for _, _, blocker, message in busy:
                 assert blocker is not None, message
                 assert (blocker["pid"], blocker["stopped"]) == (frozen.pid, True), message
                 assert f"process {frozen.pid} " in message
-            place = len(writers.told)
-            thaw(frozen)
             wait_until(lambda place=place: len(writers.since(place, "saved")) == 3)
     finally:
         errors = writers.end()
@@ -212,16 +201,16 @@ def test_a_holder_of_the_write_lock_that_is_frozen_is_named_within_the_busy_time
     path: Path, sitter: Callable[[str], Any]
 ) -> None:
     frozen = sitter("transaction")
-    freeze(frozen)
     with StateStore(path, busy_timeout_seconds=BUSY_SECONDS) as store:
-        for _ in range(2):
-            started = time.monotonic()
-            with pytest.raises(StorageBusyError) as busy:
-                store.acquire("release", "worker-b")
-            assert time.monotonic() - started < 10 * BUSY_SECONDS
-            assert busy.value.blocker is not None
-            assert (busy.value.blocker["pid"], busy.value.blocker["stopped"]) == (frozen.pid, True)
-        assert store.get_lease("release") is None  # nobody is kept from reading
+        with freeze(frozen):
+            for _ in range(2):
+                started = time.monotonic()
+                with pytest.raises(StorageBusyError) as busy:
+                    store.acquire("release", "worker-b")
+                assert time.monotonic() - started < 10 * BUSY_SECONDS
+                assert busy.value.blocker is not None
+                assert (busy.value.blocker["pid"], busy.value.blocker["stopped"]) == (frozen.pid, True)
+            assert store.get_lease("release") is None  # nobody is kept from reading
 
         go_on(frozen)
         assert store.acquire("release", "worker-b").token == 1
@@ -230,9 +219,8 @@ def test_a_holder_of_the_write_lock_that_is_frozen_is_named_within_the_busy_time
 
 def test_a_frozen_holder_that_is_killed_takes_nothing_with_it(path: Path, sitter: Callable[[str], Any]) -> None:
     frozen = sitter("transaction")
-    freeze(frozen)
-    frozen.kill()
-    frozen.wait()
+    with freeze(frozen):
+        kill(frozen)
 
     with StateStore(path, busy_timeout_seconds=BUSY_SECONDS) as store:
         assert store.acquire("release", "worker-b").token == 1
@@ -241,9 +229,9 @@ def test_a_frozen_holder_that_is_killed_takes_nothing_with_it(path: Path, sitter
 
 def test_a_frozen_reader_stops_nobody(path: Path, sitter: Callable[[str], Any]) -> None:
     frozen = sitter("read")
-    freeze(frozen)
     with StateStore(path, busy_timeout_seconds=BUSY_SECONDS) as store:
-        assert [store.put_checkpoint("deploy", number).sequence for number in range(30)] == list(range(1, 31))
+        with freeze(frozen):
+            assert [store.put_checkpoint("deploy", number).sequence for number in range(30)] == list(range(1, 31))
         go_on(frozen)
         assert store.put_checkpoint("deploy", {}).sequence == 31
 
@@ -253,13 +241,13 @@ def test_while_the_holder_of_the_gate_is_frozen_only_the_first_write_waits_for_i
 ) -> None:
     # If each write waited half of the busy timeout there would be four of them.
     frozen = sitter("gate")
-    freeze(frozen)
     written = 0
     with StateStore(path, busy_timeout_seconds=2 * BUSY_SECONDS) as store:
-        deadline = time.monotonic() + 4 * BUSY_SECONDS
-        while time.monotonic() < deadline and written < 100:
-            written += 1
-            assert store.put_checkpoint("deploy", {}).sequence == written
+        with freeze(frozen):
+            deadline = time.monotonic() + 4 * BUSY_SECONDS
+            while time.monotonic() < deadline and written < 100:
+                written += 1
+                assert store.put_checkpoint("deploy", {}).sequence == written
         assert written >= 20
 
         go_on(frozen)
@@ -270,7 +258,7 @@ def test_while_the_holder_of_the_gate_is_frozen_many_writers_go_around_it(
     path: Path, sitter: Callable[[str], Any]
 ) -> None:
     frozen = sitter("gate")
-    freeze(frozen)
+    thaw = freeze(frozen).thaw
     writers = Writers(path, "abc", "open", busy_seconds=2 * BUSY_SECONDS)
     try:
         wait_until(lambda: len(writers.since(0, "saved")) == 3)
@@ -278,6 +266,7 @@ def test_while_the_holder_of_the_gate_is_frozen_many_writers_go_around_it(
         while time.monotonic() < deadline and writers.since(place, "saved").total() < 100:
             time.sleep(0.01)
         written = writers.since(place, "saved")
+        thaw()
         go_on(frozen)
         place = len(writers.told)
         wait_until(lambda: len(writers.since(place, "saved")) == 3)
@@ -292,7 +281,6 @@ def test_while_the_holder_of_the_gate_is_frozen_many_writers_go_around_it(
 
 def test_threads_go_around_a_frozen_holder_of_the_gate_together(path: Path, sitter: Callable[[str], Any]) -> None:
     frozen = sitter("gate")
-    freeze(frozen)
     errors: list[Exception] = []
     with StateStore(path, busy_timeout_seconds=2 * BUSY_SECONDS) as store:
 
@@ -303,11 +291,12 @@ def test_threads_go_around_a_frozen_holder_of_the_gate_together(path: Path, sitt
             except Exception as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=write, args=(f"work-{number}",)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(LONG)
+        with freeze(frozen):
+            threads = [threading.Thread(target=write, args=(f"work-{number}",)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(LONG)
         assert errors == []
         assert [info.sequence for info in store.list_checkpoints()] == [10] * 4
         go_on(frozen)
@@ -334,7 +323,7 @@ with StateStore(sys.argv[1]) as store:
             assert founder.stdout is not None
             assert founder.stdout.readline() == "ready\n"
             time.sleep(random.uniform(0, 0.03))
-            os.kill(founder.pid, signal.SIGSTOP)
+            os.kill(founder.pid, signal.SIGSTOP)  # if it has not ended
             with StateStore(path, busy_timeout_seconds=0.2) as store:
                 try:
                     store.initialize()
@@ -342,7 +331,7 @@ with StateStore(sys.argv[1]) as store:
                 except StorageBusyError as busy:
                     blocker = busy.facts["blocker"]
                     assert blocker is None or blocker["pid"] == founder.pid
-                thaw(founder)
+                os.kill(founder.pid, signal.SIGCONT)
                 out, errors = founder.communicate(timeout=LONG)
                 assert (out, errors) == ("done\n", "")
                 store.initialize()

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import LeaseHeldError, StateStore
+from agent_checkpoint.testing import freeze, kill
 
 # Only what never comes reaches it.
 LONG = 60.0
@@ -121,14 +121,6 @@ class Holder:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def freeze(self) -> None:
-        os.kill(self.process.pid, signal.SIGSTOP)
-        stat = Path(f"/proc/{self.process.pid}/stat")
-        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
-
-    def thaw(self) -> None:
-        os.kill(self.process.pid, signal.SIGCONT)
-
     def end(self) -> list[dict[str, Any]]:
         """Wait until it has ended, as it should; all that it told."""
         try:
@@ -139,9 +131,7 @@ class Holder:
         return self.told
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait()
+        kill(self.process)
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -210,14 +200,14 @@ def test_a_holder_frozen_past_its_ttl_and_superseded_learns_so_when_it_is_thawed
     )
     holder = run(program)
     assert holder.first("held")["token"] == 1
-    holder.freeze()
+    frozen = freeze(holder.process)
     frozen_at = time.monotonic()
     with StateStore(path) as store, store.hold("release", "worker-b", 30, wait_seconds=LONG) as successor:
         assert successor.token == 2
         store.put_checkpoint("deploy", {"by": 2}, lease=successor.fence)
         frozen_for = time.monotonic() - frozen_at
         holder.go_on()
-        holder.thaw()
+        frozen.thaw()
         told = holder.end()
         assert successor.check().token == 2
         history = store.checkpoint_history("deploy")
@@ -236,10 +226,9 @@ def test_a_holder_frozen_past_its_ttl_and_superseded_learns_so_when_it_is_thawed
 def test_a_holder_frozen_for_less_than_its_ttl_keeps_its_lease(path: Path, run: Callable[..., Holder]) -> None:
     holder = run(FROZEN.replace('"worker-a", 1,', '"worker-a", 20,'))
     holder.first("held")
-    holder.freeze()
-    time.sleep(0.5)
-    holder.go_on()
-    holder.thaw()
+    with freeze(holder.process):
+        time.sleep(0.5)
+        holder.go_on()
     holder.end()
     assert holder.all("checked")
     assert len(holder.all("written")) == 2
@@ -277,9 +266,9 @@ def test_workers_frozen_at_any_moment_never_write_behind_their_successor(
     for worker in workers:
         wait_until(lambda worker=worker: worker.told or worker.process.poll() is not None)
     for _ in range(rounds):
-        frozen = choose.choice(workers)
-        frozen.freeze()
-        others = [worker for worker in workers if worker is not frozen]
+        chosen = choose.choice(workers)
+        frozen = freeze(chosen.process)
+        others = [worker for worker in workers if worker is not chosen]
         told = {worker: len(worker.told) for worker in others}
         time.sleep(choose.uniform(0.1, 1.0))
 
@@ -310,7 +299,7 @@ def test_a_holder_that_is_killed_is_succeeded_at_once(path: Path, run: Callable[
     with StateStore(path) as store:
         with pytest.raises(LeaseHeldError):
             store.acquire("release", "worker-b")
-        os.kill(holder.process.pid, signal.SIGKILL)
+        kill(holder.process)
         started = time.monotonic()
         with store.hold("release", "worker-b", 30, wait_seconds=LONG) as held:
             assert held.token == 2

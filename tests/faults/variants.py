@@ -10,19 +10,20 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from agent_checkpoint import change, leases
+from agent_checkpoint import change, leases, names
 from agent_checkpoint.change import Changes
-from agent_checkpoint.errors import StaleLeaseError
+from agent_checkpoint.errors import StaleLeaseError, StorageError
 from agent_checkpoint.ledger import leases as lease_rows
 from agent_checkpoint.ledger.sums import Summed
 from agent_checkpoint.process import ProcessTable
 from agent_checkpoint.records import Fence
 from agent_checkpoint.rules import expiry, fence, grant, queue
 from agent_checkpoint.rules.decision import Refused
+from agent_checkpoint.sqlite import transactions
 from agent_checkpoint.sqlite.transactions import SqliteTransaction
 
 Put = Callable[[object, str, object], None]
@@ -54,7 +55,10 @@ def check_in_another_transaction(put: Put) -> None:
         if write is None or write.token is None:
             return right(self, locks, decide, write, veto, *rest)
         presented = Fence(write.scope, write.owner, write.token)
-        leases.check(self.database, presented)
+        try:
+            leases.check(self.database, presented)
+        except StaleLeaseError:
+            return right(self, locks, decide, write, veto, *rest)  # refused, and on record
         time.sleep(random.uniform(0, GAP))
         passed.add(presented)
         try:
@@ -90,6 +94,22 @@ def unsynced_grants(put: Put) -> None:
         self._level = "normal"
 
     put(SqliteTransaction, "__init__", init)
+
+
+def commit_errors_swallowed(put: Put) -> None:
+    """A commit that the disk refused is answered like one that was made."""
+    right = SqliteTransaction._commit
+
+    def commit(self: SqliteTransaction) -> None:
+        with suppress(StorageError):
+            right(self)
+
+    put(SqliteTransaction, "_commit", commit)
+
+
+def lost_answers_are_failures(put: Put) -> None:
+    """A commit whose answer was lost is said to have failed, though it may be found on the disk later."""
+    put(transactions, "translate_commit", transactions.translate)
 
 
 def the_contenders_ttl(put: Put) -> None:
@@ -151,17 +171,25 @@ def unverified_sums(put: Put) -> None:
     put(Summed, "check_text", lambda self, values, text, found: None)
 
 
+def unchecked_values(put: Put) -> None:
+    """Numbers are taken as they come."""
+    everywhere(put, names.integer, lambda field, value, *rest: value)
+
+
 VARIANTS: dict[str, Callable[[Put], None]] = {
     "no-fence-check": no_fence_check,
     "check-in-another-transaction": check_in_another_transaction,
     "token-reset-on-release": token_reset_on_release,
     "unsynced-grants": unsynced_grants,
+    "commit-errors-swallowed": commit_errors_swallowed,
+    "lost-answers-are-failures": lost_answers_are_failures,
     "the-contenders-ttl": the_contenders_ttl,
     "wall-clock": wall_clock,
     "no-death-check": no_death_check,
     "refusal-before-its-commit": refusal_before_its_commit,
     "pid-alone": pid_alone,
     "unverified-sums": unverified_sums,
+    "unchecked-values": unchecked_values,
 }
 
 

@@ -20,6 +20,8 @@ from agent_checkpoint_langgraph.__main__ import main
 from .conftest import WATCHDOG_SECONDS, rewrite
 from .old_files import assert_same, everything, filled
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 PROGRAM = [sys.executable, "-m", "agent_checkpoint_langgraph"]
 
 

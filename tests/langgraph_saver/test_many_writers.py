@@ -16,6 +16,8 @@ from agent_checkpoint_langgraph import AgentCheckpointSaver
 from .conftest import WATCHDOG_SECONDS, values
 from .writing_worker import COPY, THREAD, at, digest
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 WORKERS = 8
 DANGLING = {
     "a value of a checkpoint is missing": """

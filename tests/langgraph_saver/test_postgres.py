@@ -19,7 +19,10 @@ from .test_metadata import ODD
 from .test_thread_ids import THREAD_IDS
 from .test_values import text
 
-pytestmark = pytest.mark.skipif(not postgres.is_installed(), reason="its package is not installed")
+pytestmark = [
+    pytest.mark.skipif(not postgres.is_installed(), reason="its package is not installed"),
+    pytest.mark.usefixtures("unmeasured"),
+]
 
 COMPRESSED = "SELECT COUNT(*) FROM langgraph_values WHERE pg_column_compression(data) IS NOT NULL"
 # The rows of the saver's own tables, with what is stored outside of them.

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -29,7 +28,8 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import StateGraph
 
 from agent_checkpoint import LeaseHeldError, StaleLeaseError
-from agent_checkpoint_langgraph import AgentCheckpointSaver, leased
+from agent_checkpoint.testing import Frozen, ZombieOutcome, freeze, pause_here
+from agent_checkpoint_langgraph import AgentCheckpointSaver, current_lease, leased
 
 from .conftest import DATABASES, fresh_url
 from .zombie_worker import BETWEEN, STEPS, THREAD, Workers
@@ -64,7 +64,7 @@ def wait_until(true: Callable[[], object]) -> None:
 
 
 def state_of(pid: int) -> str:
-    """T: stopped; Z: ended, and not collected by the one that forked it."""
+    """Z: ended, and not collected by the one that forked it."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
@@ -138,12 +138,12 @@ class Scene:
         """A is frozen in a step, B takes over and ends, A wakes up and ends by itself."""
         first = self._start(worker=A, ttl_seconds=TTL_SECONDS)
         self._wait_for_place()
-        self._freeze(first)
+        frozen = self._freeze(first)
         successor = "unleased" if self._is_stock else "lease"
         second = self._start(worker=B, form=successor, place=None, ttl_seconds=30, wait_seconds=LONG)
         wait_until(lambda: state_of(second) == "Z")
         (self._folder / "go-on").touch()
-        os.kill(first, signal.SIGCONT)
+        frozen.thaw()
         wait_until(lambda: state_of(first) == "Z")
         return self._story()
 
@@ -168,19 +168,21 @@ class Scene:
     def _has(self, what: str) -> bool:
         return any(note.what == what for note in self._notes())
 
-    def _freeze(self, pid: int) -> None:
+    def _freeze(self, pid: int) -> Frozen:
         """Not while it has a file's write lock, as for a heartbeat: nobody could take over (see tests/faults)."""
         while True:
-            os.kill(pid, signal.SIGSTOP)
-            wait_until(lambda: state_of(pid) in "TZ")
+            try:
+                frozen = freeze(pid)
+            except ProcessLookupError:
+                return Frozen()  # it is through already
             if not self._is_file:
-                return
+                return frozen
             with closing(sqlite3.connect(self._store, timeout=0, isolation_level=None)) as database:
                 try:
                     database.execute("BEGIN IMMEDIATE")
-                    return
+                    return frozen
                 except sqlite3.OperationalError:
-                    os.kill(pid, signal.SIGCONT)
+                    frozen.thaw()
 
     def _story(self) -> Story:
         with self._saver() as saver:
@@ -408,6 +410,51 @@ def test_a_second_run_is_rejected_unless_it_says_otherwise(graph: Graph, running
     graph.go_on.set()
     assert running.result(LONG) == {"run": "first"}
     assert graph.journal == ["first: plan", "first: book"]
+
+
+# With the tools that users have
+
+
+def trip(path: Path, publish: Callable[[], object], book: Callable[[], object]) -> None:
+    """A graph of two nodes; the second one publishes."""
+
+    def booked(state: dict[str, str]) -> dict[str, str]:
+        book()
+        return {"booked": "yes"}
+
+    def published(state: dict[str, str]) -> dict[str, str]:
+        lease = current_lease()
+        assert lease is not None
+        lease.check()
+        publish()
+        return {"published": "yes"}
+
+    with AgentCheckpointSaver.from_conn_string(path) as saver:
+        builder = StateGraph(dict)
+        builder.add_node("book", booked)
+        builder.add_node("publish", published)
+        builder.set_entry_point("book")
+        builder.add_edge("book", "publish")
+        graph: Any = builder.compile(checkpointer=saver)
+        leased(graph, owner=A).invoke({}, CONFIG)
+
+
+def test_the_fixture_shows_that_a_leased_graph_is_refused(zombie: Callable[..., ZombieOutcome], tmp_path: Path) -> None:
+    path, public = tmp_path / "agents.db", tmp_path / "public.txt"
+
+    outcome = zombie(
+        lambda: trip(path, public.touch, pause_here),
+        db=path,
+        scope=SCOPE,
+        freeze_when="paused",
+        successor=lambda: trip(path, (tmp_path / "theirs.txt").touch, lambda: None),
+        acts=public.exists,
+    )
+
+    outcome.assert_refused()
+    assert isinstance(outcome.exception, StaleLeaseError)
+    assert (tmp_path / "theirs.txt").exists()
+    assert not public.exists()
 
 
 # The example

@@ -25,7 +25,10 @@ from agent_checkpoint_prefect import FencedLock, LeaseLostError, LeaseStore
 
 from .conftest import WATCHDOG_SECONDS, elsewhere, in_loop, in_thread, result_store, wait_until
 
-pytestmark = pytest.mark.skipif(not postgres.is_installed(), reason="its package is not installed")
+pytestmark = [
+    pytest.mark.skipif(not postgres.is_installed(), reason="its package is not installed"),
+    pytest.mark.usefixtures("unmeasured"),
+]
 
 PASSWORD = "hunter2-of-the-lock"
 TTL_SECONDS = 1.0

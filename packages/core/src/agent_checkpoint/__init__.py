@@ -38,7 +38,6 @@ from agent_checkpoint.errors import (
     UnsupportedFilesystemError,
     WaitTimeoutError,
 )
-from agent_checkpoint.fenced import FencedWrite, Part
 from agent_checkpoint.records import (
     Check,
     Checkpoint,
@@ -60,6 +59,7 @@ from agent_checkpoint.version import __version__
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from agent_checkpoint.acting import Resolution
+    from agent_checkpoint.fenced import FencedWrite, Part
     from agent_checkpoint.holding import HeldLease
     from agent_checkpoint.hookspecs import hookimpl
 
@@ -123,6 +123,10 @@ def __getattr__(name: str) -> object:
         from agent_checkpoint.acting import Resolution
 
         return Resolution
+    if name in ("FencedWrite", "Part"):
+        from agent_checkpoint import fenced
+
+        return getattr(fenced, name)
     # Threads are loaded only where a lease is held.
     if name == "HeldLease":
         from agent_checkpoint.holding import HeldLease

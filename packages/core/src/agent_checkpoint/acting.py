@@ -17,6 +17,7 @@ from agent_checkpoint import checkpoints, effects, names, payload
 from agent_checkpoint.errors import AgentCheckpointError, EffectUnknownError, InvalidInputError
 from agent_checkpoint.names import NOTHING
 from agent_checkpoint.record import Record
+from agent_checkpoint.rules import fence as fencing
 from agent_checkpoint.times import rfc3339
 
 TYPE_CHECKING = False
@@ -42,13 +43,11 @@ class Acting:
     """One caller's way through an effect; made by ``store.effect`` and the ``effect`` of a held lease."""
 
     def __init__(self, changes: Changes, key: str, lease: Fenced, request: Any, resolve: Resolve | None) -> None:
-        fence = checkpoints.fence_of(lease, None, None, None)
-        assert fence is not None
         self.key = names.name("key", key)
         """What names the action: one key, one action."""
         self.idempotency_key = effects.idempotency_key(key)
         """The same for every try of this key: for systems that take one."""
-        self.fence: Fence = fence
+        self.fence: Fence = fencing.presented_by(lease)
         """What it is recorded under; its token is for systems that compare tokens."""
         self._changes = changes
         self._digest = effects.digest_of(request)

@@ -84,10 +84,10 @@ class Alarm:
                 if due is None and lingered:
                     self._serving = None
                     return False
-                self._wakes_at = due
-                # Never for long: what was due may be so no more.
+                # Never for long: what was due may be so no more. So whoever sets a later time need not wake it up,
+                # which would take as long as all the rest of a lease that is held for a moment.
                 longest = now + LINGER_NS
-                until = longest if due is None else min(due, longest)
+                self._wakes_at = until = longest if due is None else min(due, longest)
                 notified = self._clock.wait(self._changed, until)
                 lingered = due is None and not notified
             return False

@@ -101,8 +101,7 @@ def archive(changes: Changes, before: datetime, to: str, progress: Progress) -> 
         StorageBusyError: another archive was made meanwhile; nothing was removed.
         StorageError: the file cannot be written, or is not what was written.
     """
-    if before.tzinfo is None:
-        names.invalid("before", "must have a time zone")
+    names.aware("before", before)
     database = changes.database
     with database.read() as reader:
         last = event_log.up_to(reader, wall_ns(before))
@@ -246,7 +245,10 @@ def _put_on_record(changes: Changes, written: Archived, since: int, earlier: int
     except OutcomeUnknownError:
         raise
     except StorageError:
-        os.unlink(path)
+        with suppress(
+            OSError
+        ):  # the first error is the one to tell; what stays is whole, and its events are in the log
+            os.unlink(path)
         raise
 
 

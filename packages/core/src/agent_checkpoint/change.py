@@ -8,7 +8,6 @@ in the same transaction; a check in an earlier one proves nothing.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from time import monotonic, sleep
 
 from agent_checkpoint.database import ORDINARY
@@ -132,9 +131,8 @@ class Changes:
         self._plugins.tell(told)
         return [_outcome(answer) for answer in answers]
 
-    @contextmanager
     def opened(self, item: Item) -> Iterator[Change]:
-        """One change whose body is the caller's ``with`` block.
+        """One change whose body is the caller's ``with`` block, as ``contextmanager`` takes it.
 
         ``item.decide`` refuses or lets the block run; an exception in the block
         rolls everything back.
@@ -211,7 +209,8 @@ class Changes:
 
 def _write_down(change: Change, answer: Any, telling: bool) -> list[Event]:
     """Write what an answer leaves behind, a refusal included; the events to tell after the commit."""
-    record_refusal(change, answer)
+    if isinstance(answer, Refused):
+        record_refusal(change, answer)
     return event_log.record(change.transaction, change.happened, telling)
 
 

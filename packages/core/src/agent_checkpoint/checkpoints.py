@@ -7,7 +7,7 @@ from agent_checkpoint.errors import StaleLeaseError
 from agent_checkpoint.ledger import checkpoints as rows
 from agent_checkpoint.ledger import leases as lease_rows
 from agent_checkpoint.record import Record
-from agent_checkpoint.records import Checkpoint, Fence, Happened, Pruned, Write
+from agent_checkpoint.records import Checkpoint, Happened, Pruned, Write
 from agent_checkpoint.rules import fence as fencing
 from agent_checkpoint.rules.decision import Refused
 from agent_checkpoint.times import utc
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from agent_checkpoint.change import Change, Changes
     from agent_checkpoint.database import Database
-    from agent_checkpoint.records import CheckpointInfo, Fenced
+    from agent_checkpoint.records import CheckpointInfo, Fence, Fenced
 
 ACTION = "checkpoint.put"
 # What a prune removes in one transaction: little enough that no heartbeat waits long.
@@ -45,10 +45,7 @@ def fence_of(lease: Fenced | None, scope: object, owner: object, token: object) 
     if lease is not None:
         if len(missing) < len(parts):
             names.invalid("lease", "give either a lease or lease_scope, owner and token, not both")
-        fence = getattr(lease, "fence", None)
-        if not isinstance(fence, Fence):
-            names.invalid("lease", f"must be a Lease, a HeldLease or a Fence, not {type(lease).__name__}")
-        return fencing.presented(*fence)
+        return fencing.presented_by(lease)
     if len(missing) == len(parts):
         return None
     if missing:

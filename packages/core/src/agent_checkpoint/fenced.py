@@ -116,7 +116,7 @@ def transaction(changes: Changes, fenced: FencedWrite) -> Iterator[Part]:
     """The one-item form: the body is the caller's ``with`` block."""
     write = _write(fenced)
     item = Item(_locks(fenced, write), lambda change: _refused(change, fenced, write), _protected(fenced, write))
-    with changes.opened(item) as change:
+    with contextmanager(changes.opened)(item) as change:
         yield Part(change, write)
 
 
@@ -196,7 +196,7 @@ def _write(fenced: FencedWrite) -> Write:
         names.name("takes", fenced.takes)
     scope, owner, token = None, None, None
     if fenced.fence is not None:
-        scope, owner, token = fencing.presented(*fenced.fence.fence)
+        scope, owner, token = fencing.presented_by(fenced.fence)
     return Write._make((component, action, scope, owner, token, workflow, None, fenced.detail))
 
 

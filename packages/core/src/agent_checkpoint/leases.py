@@ -97,8 +97,11 @@ def standing(database: Database, reader: Reader, scope: str, ticket: int) -> gra
     leases, limit, perhaps_queued = rows.standing(reader, scope)
     line = tickets.of_scope(reader, scope) if perhaps_queued else ()
     bound = [row.process for row in leases if row.state == "live"]
-    bound += [other.process for other in line if ticket == 0 or other.number < ticket]
-    return grant.Standing._make((leases, limit, line, database.who_lives(bound)))
+    if line:
+        # Whoever slept through the life of its ticket stands behind everybody, as one without a ticket does.
+        kept = ticket < 0 or any(other.number == ticket and expiry.remaining(other, reader.moment).ns for other in line)
+        bound += [other.process for other in line if not kept or other.number < ticket]
+    return grant.Standing._make((leases, limit, line, database.who_lives(bound) if bound else {}))
 
 
 def heartbeat(changes: Changes, fence: Fence, ttl_seconds: float | None) -> Lease:

@@ -13,6 +13,7 @@ MAX_TOKEN = 2**63 - 1
 MIN_TTL_NS = 100_000_000  # 0.1 s
 MAX_TTL_NS = 30 * 86_400 * 1_000_000_000  # 30 days
 NS = 1_000_000_000
+INFINITY = float("inf")
 
 
 class Nothing:
@@ -76,15 +77,15 @@ def real(field: str, value: object) -> float:
     """A finite number of seconds; booleans are not numbers."""
     if type(value) is not int and type(value) is not float:
         invalid(field, f"must be a number, not {type(value).__name__}")
-    if value != value or value in (float("inf"), float("-inf")):
+    if value != value or value == INFINITY or value == -INFINITY:
         invalid(field, "must be a finite number")
     return value
 
 
 def wait_seconds(value: object) -> float:
     """How long to wait: 0 or more seconds, infinity for ever."""
-    if value == float("inf"):
-        return float("inf")
+    if value == INFINITY:
+        return INFINITY
     try:
         seconds = float(real("wait_seconds", value))
     except OverflowError:
@@ -99,3 +100,9 @@ def flag(field: str, value: object) -> bool:
     if type(value) is not bool:
         invalid(field, f"must be True or False, not {type(value).__name__}")
     return value
+
+
+def aware(field: str, value: object) -> None:
+    """A time that means the same everywhere: a datetime with a time zone."""
+    if getattr(value, "tzinfo", None) is None or not hasattr(value, "timestamp"):
+        invalid(field, f"must be a datetime with a time zone, not {value!r:.60}")

@@ -66,7 +66,7 @@ def encode_object(field: str, value: object, max_bytes: int = MAX_BYTES) -> str:
         return "{}"
     if not isinstance(value, dict):
         invalid(field, f"must be a JSON object, not {type(value).__name__}")
-    return encode(field, value, max_bytes)
+    return encode(field, value, max_bytes) if value else "{}"
 
 
 def decode(stored: str) -> Any:

@@ -48,7 +48,10 @@ else:
             return dict(zip(self._fields, self, strict=True))
 
         def _replace(self, **changes):
-            return type(self)(**{**self._asdict(), **changes})
+            made = type(self)._make(map(changes.pop, self._fields, self))
+            if changes:
+                raise TypeError(f"{type(self).__name__} takes {', '.join(self._fields)}")
+            return made
 
         def __getnewargs__(self):
             return tuple(self)

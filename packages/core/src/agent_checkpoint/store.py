@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from contextlib import AbstractContextManager
 
-from agent_checkpoint import checkpoints, fenced, journal, leases, migrations, names, payload, waiting
+from agent_checkpoint import checkpoints, leases, names, payload
 from agent_checkpoint.change import Changes
 from agent_checkpoint.clock import Clock
 from agent_checkpoint.holders import Holders
 from agent_checkpoint.names import NOTHING
 from agent_checkpoint.plugins import Plugins, refuse_inside_hook
 from agent_checkpoint.process import ProcessTable
-from agent_checkpoint.rules.fence import presented
+from agent_checkpoint.rules.fence import presented, presented_by
 from agent_checkpoint.sqlite.database import SqliteDatabase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from datetime import datetime
     from types import TracebackType
     from typing import Any, Literal
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.retention import Freed
     from agent_checkpoint.rules.grant import Ask
     from agent_checkpoint.transfer import Moved
+    from agent_checkpoint.waiting import Waiter
 
 # Longest busy timeout: a day. SQLite counts it in 32-bit milliseconds.
 MAX_BUSY_SECONDS = 86_400
@@ -114,6 +115,9 @@ class StateStore:
         """
         refuse_inside_hook()
         self._database.create()
+        # Imported here, as elsewhere below: whoever finds a store made pays for what they use.
+        from agent_checkpoint import migrations
+
         return migrations.migrate(self._changes, self._database.dialect, "core", self._database.core_migrations) == 0
 
     # Leases
@@ -152,6 +156,8 @@ class StateStore:
             lease = leases.acquire(self._changes, ask)
             self._holders.note(lease)
             return lease
+        from agent_checkpoint import waiting
+
         return waiting.wait(self._waiter(ask, wait_seconds), self._clock.sleep)
 
     def hold(
@@ -243,6 +249,8 @@ class StateStore:
             InvalidInputError: a value breaks its rule.
         """
         refuse_inside_hook()
+        from agent_checkpoint import waiting
+
         waiting.until_free(waiting.FreeWaiter(self._database, scope, wait_seconds), self._clock.sleep)
 
     def check_lease(self, scope: str, owner: str, token: int) -> Lease:
@@ -269,7 +277,7 @@ class StateStore:
             InvalidInputError: a value breaks its rule.
         """
         refuse_inside_hook()
-        fence = None if lease is None else presented(*lease.fence)
+        fence = None if lease is None else presented_by(lease)
         leases.check_scope(self._database, names.name("scope", scope), fence, names.flag("required", required))
 
     def get_lease(self, scope: str, include_expired: bool = False) -> Lease | None:
@@ -475,6 +483,8 @@ class StateStore:
         Raises:
             InvalidInputError: a value breaks its rule, or ``after`` is no cursor of this store.
         """
+        from agent_checkpoint import journal
+
         refuse_inside_hook()
         return journal.events(self._database, limit, after, scope, workflow, kind)
 
@@ -536,6 +546,8 @@ class StateStore:
 
     def status(self) -> Status:
         """Who owns what, until when, where each workflow stands, who was refused: one consistent look."""
+        from agent_checkpoint import journal
+
         refuse_inside_hook()
         return journal.status(self._database)
 
@@ -560,6 +572,8 @@ class StateStore:
             NewerSchemaError: the tables are of a later version than ``files`` knows.
             InvalidInputError: no files for this database, or their numbers have a gap.
         """
+        from agent_checkpoint import migrations
+
         return migrations.migrate(self._changes, self._database.dialect, component, files)
 
     def transaction(
@@ -581,6 +595,8 @@ class StateStore:
             StaleLeaseError: the fence matches no live lease; the block does not run.
             FenceRefusedError: a plugin vetoed the write; the block does not run.
         """
+        from agent_checkpoint import fenced
+
         return fenced.transaction(
             self._changes,
             fenced.FencedWrite(component, action, None, fence, workflow, dict(detail or {}), tuple(locks)),
@@ -591,6 +607,8 @@ class StateStore:
 
         A refused or failed write leaves its neighbours alone.
         """
+        from agent_checkpoint import fenced
+
         return fenced.write_all(self._changes, writes)
 
     def read(self) -> AbstractContextManager[Reader]:
@@ -665,7 +683,9 @@ class StateStore:
         """Close the connections; idempotent. The store cannot be used afterwards."""
         self._database.close()
 
-    def _waiter(self, ask: Ask, wait_seconds: float, holder: object = None) -> waiting.Waiter:
+    def _waiter(self, ask: Ask, wait_seconds: float, holder: object = None) -> Waiter:
+        from agent_checkpoint import waiting
+
         return waiting.Waiter(self._changes, ask, wait_seconds, self._holders, holder)
 
     def _beating(self) -> Heart:

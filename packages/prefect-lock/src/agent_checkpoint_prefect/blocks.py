@@ -89,7 +89,9 @@ print(store.open().list_leases())
         """The store, created on first use, and shared by all blocks of this process that name it."""
         if self.dsn is not None:
             return store_at(self.dsn.get_secret_value(), self.synchronous)
-        path = None if self.path is None else os.fspath(self.path.expanduser())
+        path = None if self.path is None else os.fspath(self.path)
+        if self.path is not None and path is not None and path.startswith("~"):
+            path = os.fspath(self.path.expanduser())
         return store_at(locate(path, os.environ), self.synchronous)
 
 

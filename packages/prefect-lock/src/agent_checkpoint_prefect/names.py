@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 
 MAX_SCOPE_BYTES = 512
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -29,6 +30,8 @@ def prefixes(namespace: str) -> tuple[str, str]:
     return f"prefect/{namespace}/", f"prefect-record/{namespace}/"
 
 
+# The same few locks are taken again and again.
+@lru_cache(maxsize=1_024)
 def _scope(prefix: str, name: str) -> str:
     scope = prefix + name
     if not name or name.startswith("sha256:") or CONTROL.search(name) or len(scope.encode()) > MAX_SCOPE_BYTES:

@@ -21,7 +21,7 @@ _lock = Lock()
 def store_at(place: str, synchronous: Literal["full", "normal"]) -> StateStore:
     """The store at a path or URL; created on first use."""
     is_url = "://" in place
-    named = (place if is_url else os.path.abspath(place), synchronous)
+    named = (place if is_url or os.path.isabs(place) else os.path.abspath(place), synchronous)
     store = _named.get(named)
     if store is not None:
         return store

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from datetime import datetime
 
-from agent_checkpoint.errors import AgentCheckpointError, InvalidInputError, NotFoundError
+from agent_checkpoint.errors import InvalidInputError, NotFoundError, StorageError
 from agent_checkpoint.records import Lease
 from agent_checkpoint.times import rfc3339
 
@@ -56,7 +56,7 @@ def write(text: str) -> None:
 
     Raises:
         BrokenPipeError: nobody reads on.
-        AgentCheckpointError: it cannot be written; what the command did is done.
+        StorageError: it cannot be written; what the command did is done.
     """
     if sys.stdout is None:
         raise InvalidInputError("stdout: is closed, there is nowhere to print the answer", field="stdout")
@@ -71,7 +71,7 @@ def write(text: str) -> None:
     except OSError as error:
         silence(sys.stdout)
         hint = "what the command did is done; look at it with a command that only reads"
-        raise AgentCheckpointError(f"the answer cannot be written to stdout: {error.strerror}", hint=hint) from error
+        raise StorageError(f"the answer cannot be written to stdout: {error.strerror}", hint=hint) from error
 
 
 def silence(stream: TextIO) -> None:

@@ -101,12 +101,12 @@ def record(transaction: Transaction, events: Sequence[Happened], telling: bool) 
     at = transaction.moment.wall_ns
     number = transaction.event_id
     rows = []
-    for kind, scope, owner, token, workflow, sequence, detail in events:
-        values = (at, kind, scope, owner, token, workflow, sequence, _text(detail))
+    for *parts, detail in events:
+        values = (at, *parts, _text(detail))
         rows.append((number(), *values, sums.of(values)))
     if telling:
         return [_event((transaction.rows(RECORD_TELLING, row)[0][0], *row[1:-1])) for row in rows]
-    if len(rows) == 1:
+    if len(rows) == 1:  # nearly always
         transaction.run(RECORD, rows[0])
     elif rows:
         transaction.executemany(RECORD, rows)

@@ -58,13 +58,15 @@ def same_try(row: EffectRow, begun: EffectRow) -> bool:
 def knows_more(row: EffectRow, other: EffectRow) -> bool:
     """Whether a row is to be believed rather than another one of the same key, from a copy of the store.
 
-    What is done stays done. Else the later try counts; of the same try, what was told of it.
+    What is done stays done. Of the same try, what was told of it counts; of two
+    tries the one that nobody has told of, for it may have happened. Not the later
+    one: the wall clock may have stepped between them.
     """
-    return _knowledge(row) >= _knowledge(other)
-
-
-def _knowledge(row: EffectRow) -> tuple[bool, int, bool]:
-    return row.state == "done", row.begun_at, row.state not in OPEN
+    if "done" in (row.state, other.state):
+        return row.state == "done"
+    if same_try(row, other):
+        return row.state not in OPEN or other.state in OPEN
+    return row.state in OPEN or other.state not in OPEN
 
 
 def end(

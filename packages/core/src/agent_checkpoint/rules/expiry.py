@@ -55,6 +55,11 @@ def remaining(row: LeaseRow | Ticket | Beat, moment: Moment) -> Remaining:
     return Remaining(_within(left, row.ttl_ns), "ttl", left > row.ttl_ns)
 
 
+def lies_ahead(row: LeaseRow | Ticket, moment: Moment) -> bool:
+    """Whether it was renewed in what is the future by the wall clock that decides: by more than noise."""
+    return remaining(row, moment).clamp and row.expires_at - row.ttl_ns > moment.wall_ns + FUTURE_NS
+
+
 def _within(left: int, ttl_ns: int) -> int:
     return 0 if left < 0 else left if left < ttl_ns else ttl_ns
 

@@ -8,7 +8,7 @@ the store itself, so a refusal needs no co-operation of the late worker.
 from __future__ import annotations
 
 from agent_checkpoint.errors import SequenceConflictError, StaleLeaseError
-from agent_checkpoint.names import integer, name
+from agent_checkpoint.names import integer, invalid, name
 from agent_checkpoint.record import Record
 from agent_checkpoint.records import Fence, Happened
 from agent_checkpoint.rules.expiry import remaining
@@ -53,6 +53,18 @@ def presented(scope: object, owner: object, token: object) -> Fence:
         InvalidInputError: a part breaks its rule.
     """
     return Fence._make((name("scope", scope), name("owner", owner), integer("token", token, 1)))
+
+
+def presented_by(lease: object) -> Fence:
+    """The fence of a lease, or one that is presented itself, its parts checked.
+
+    Raises:
+        InvalidInputError: it is neither, or a part breaks its rule.
+    """
+    fence = getattr(lease, "fence", None)
+    if not isinstance(fence, Fence):
+        invalid("lease", f"must be a Lease, a HeldLease or a Fence, not {type(lease).__name__}")
+    return presented(*fence)
 
 
 def live(rows: Sequence[LeaseRow], fence: Fence, moment: Moment) -> LeaseRow | StaleLeaseError:

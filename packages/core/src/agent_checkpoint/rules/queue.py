@@ -9,7 +9,7 @@ until they are awake.
 from __future__ import annotations
 
 from agent_checkpoint.record import Record
-from agent_checkpoint.rules.expiry import left, remaining
+from agent_checkpoint.rules.expiry import left, lies_ahead, remaining
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,11 +42,21 @@ def look(tickets: Sequence[Ticket], mine: int, moment: Moment, alive: Alive) -> 
     for ticket in tickets:
         if ticket.number == mine:
             continue
-        if left(ticket, moment, alive).ns == 0:
+        if _is_gone(ticket, moment, alive):
             gone.append(ticket.number)
         elif not ticket.passed and (ticket.number < mine or not kept):
             ahead.append(ticket.number)
     return Queue(tuple(ahead), tuple(gone))
+
+
+def _is_gone(ticket: Ticket, moment: Moment, alive: Alive) -> bool:
+    """Whether nobody waits with this ticket any more, as far as can be told.
+
+    One that the wall clock promises more than a life was renewed before the
+    clock was set back. Nobody knows how long ago; its waiter, if there is one,
+    queues up anew, else all behind it would wait until the clock has caught up.
+    """
+    return left(ticket, moment, alive).ns == 0 or lies_ahead(ticket, moment)
 
 
 def may_pass(ahead: int, free_ns: int) -> bool:

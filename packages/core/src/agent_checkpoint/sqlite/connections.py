@@ -7,7 +7,6 @@ import sqlite3
 import stat
 import sys
 import weakref
-from contextlib import suppress
 from itertools import count
 from threading import get_ident
 from time import monotonic, sleep
@@ -27,6 +26,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
+
+    from agent_checkpoint.errors import AgentCheckpointError
 
     T = TypeVar("T")
 
@@ -54,6 +55,17 @@ class Connection(sqlite3.Connection):
     """Its ``synchronous``."""
     loan: _Loan
     run: Callable[..., sqlite3.Cursor]
+
+    def close(self) -> None:
+        """Close it and its cursor: a statement that failed, and is there still, would keep the files open."""
+        run = self.__dict__.get("run")  # not there where opening it has failed
+        try:
+            if run is not None:
+                run.__self__.close()
+        except sqlite3.Error:
+            pass  # it was closed before
+        finally:
+            super().close()
 
 
 _NEVER = object()
@@ -135,7 +147,10 @@ class Connections:
             raise InvalidInputError("store: is closed", field="store")
         loan = _Loan(get_ident())
         try:
-            self._note(loan)
+            # Noted before it has its connection: either it sees a fork coming, or the fork sees it.
+            self._lent[loan] = None
+            if forks.coming():
+                self._let_pass(loan)
             connection, fresh = self._find()
             loan.connection, connection.loan = weakref.ref(connection), loan
         except BaseException:
@@ -160,10 +175,11 @@ class Connections:
 
     def is_current(self, connection: Connection) -> bool:
         """Whether the connection is to the file that is at the path now."""
-        with suppress(OSError):
+        try:
             file = os.stat(self._path)
-            return connection.identity == (file.st_dev, file.st_ino)
-        return False
+        except OSError:
+            return False
+        return connection.identity == (file.st_dev, file.st_ino)
 
     def close(self) -> None:
         """Close what is idle; what is lent is closed when it comes back."""
@@ -187,22 +203,27 @@ class Connections:
         if out:
             for loan in out:
                 leak(loan.connection() if loan.connection is not None else None)
-            with suppress(OSError):
+            try:
                 file = os.stat(self._path)
+            except OSError:
+                pass  # it is gone, and nobody can open it by that name
+            else:
                 _poisoned.add((file.st_dev, file.st_ino))
         self._lent.clear()
         self._identity = None
 
-    def _note(self, loan: _Loan) -> None:
-        """Note a user before it has its connection: either it sees a fork coming, or the fork sees it."""
-        self._lent[loan] = None
+    def _let_pass(self, loan: _Loan) -> None:
+        """Step back for the fork that another thread is about to make, then note the user again."""
         while forks.coming():
             del self._lent[loan]
             forks.wait()
             self._lent[loan] = None
 
     def _find(self) -> tuple[Connection, bool]:
-        file = self._stat()
+        try:
+            file = os.stat(self._path)
+        except OSError as error:
+            raise self._unreachable(error) from error
         identity = (file.st_dev, file.st_ino)
         fresh = self._identity != identity
         if fresh:
@@ -217,18 +238,16 @@ class Connections:
             connection.identity = self._identity = identity
             return connection, fresh
 
-    def _stat(self) -> os.stat_result:
-        try:
-            return os.stat(self._path)
-        except (FileNotFoundError, NotADirectoryError):
-            self._drop()
-            raise NotFoundError(
-                f"there is no store at {self._path}",
-                hint="create it with 'agent-checkpoint init' (store.initialize()), or name another with --db",
-                database=self._path,
-            ) from None
-        except OSError as error:
-            raise translate_os(error, self._path) from error
+    def _unreachable(self, error: OSError) -> AgentCheckpointError:
+        """What a file that cannot be looked at means to the caller."""
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            return translate_os(error, self._path)
+        self._drop()
+        return NotFoundError(
+            f"there is no store at {self._path}",
+            hint="create it with 'agent-checkpoint init' (store.initialize()), or name another with --db",
+            database=self._path,
+        )
 
     def _open(self, file: os.stat_result, fresh: bool) -> Connection:
         if fresh and not stat.S_ISREG(file.st_mode):

@@ -67,8 +67,7 @@ def copy(source: str, target: str, busy_seconds: float) -> int:
     except OSError as error:
         raise translate_os(error, target) from error
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(partial)
+        _clear(partial)
 
 
 @contextmanager
@@ -140,9 +139,19 @@ def _name(partial: str, target: str) -> int:
     size = os.stat(partial).st_size
     # Over a file of our own, and no other. Not by a link: who was killed then would leave a store with two names.
     _make(target)
-    os.replace(partial, target)
+    try:
+        os.replace(partial, target)
+    except OSError:
+        _clear(target)
+        raise
     _sync(os.path.dirname(os.path.abspath(target)))
     return size
+
+
+def _clear(path: str) -> None:
+    """Remove what is ours and no copy; where the disk does not even allow that, the first error is the one to tell."""
+    with suppress(OSError):
+        os.unlink(path)
 
 
 def _make(path: str) -> None:

@@ -9,7 +9,7 @@ import weakref
 from agent_checkpoint.database import ORDINARY, Database, Terms
 from agent_checkpoint.errors import InvalidInputError, schema_version_error
 from agent_checkpoint.records import Moment
-from agent_checkpoint.sqlite import filesystem, schema
+from agent_checkpoint.sqlite import filesystem
 from agent_checkpoint.sqlite.connections import Connections, patiently
 from agent_checkpoint.sqlite.gate import gate_at, leave_later, leave_unused
 from agent_checkpoint.sqlite.transactions import SqliteRead, SqliteTransaction
@@ -60,6 +60,8 @@ class SqliteDatabase(Database):
         self._right_version = False
 
     def create(self) -> None:
+        from agent_checkpoint.sqlite import schema
+
         filesystem.check(self.name)
         schema.create(self.name, self.busy_seconds)
 

@@ -136,7 +136,8 @@ class Gate:
             ReentrancyError: this thread is inside already.
         """
         me = threading.get_ident()
-        self.refuse_reentrancy()
+        if self._inside == me:
+            self.refuse_reentrancy()
         with self._mutex:
             if self._retired:
                 return False

@@ -128,11 +128,11 @@ def _make_folders(folder: str) -> None:
     for each in reversed(missing):
         try:
             os.mkdir(each, 0o700)
+            _sync_folder(os.path.dirname(each) or os.curdir)
         except FileExistsError:
             continue
         except OSError as error:
             raise translate_os(error, each) from error
-        _sync_folder(os.path.dirname(each) or os.curdir)
 
 
 def _ignore_in_git(folder: str) -> None:

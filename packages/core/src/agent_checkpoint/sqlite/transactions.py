@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from threading import get_ident
 from time import monotonic
 
 from agent_checkpoint.database import Reader, Transaction
 from agent_checkpoint.errors import ReentrancyError, StorageBusyError, StorageError, StorageReadOnlyError
-from agent_checkpoint.sqlite import forks, schema, tables
+from agent_checkpoint.sqlite import forks
 from agent_checkpoint.sqlite.connections import leak, patiently
 from agent_checkpoint.sqlite.gate import refuse_reentrancy
 from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate, translate_commit
@@ -17,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
+    from typing import NoReturn
 
     from agent_checkpoint.database import Parameters, Row, Table, Terms
     from agent_checkpoint.sqlite.connections import Connection
@@ -78,6 +78,8 @@ class SqliteRead(Reader):
             raise translate(error, self._database.name) from error
 
     def tables(self) -> list[Table]:
+        from agent_checkpoint.sqlite import tables
+
         return list(tables.tables(self.rows))
 
 
@@ -104,7 +106,8 @@ class SqliteTransaction(Transaction):
     def __enter__(self) -> SqliteTransaction:
         database = self._database
         started = monotonic()
-        refuse_reentrancy(database.writers)
+        if database.writers:
+            refuse_reentrancy(database.writers)
         try:
             if database.gate is None:
                 # What is at the path is looked at before a sidecar is put beside it.
@@ -151,14 +154,18 @@ class SqliteTransaction(Transaction):
             self._leave()
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
-        connection = self._open()
+        connection = self._lent
+        if forks.generation != self._generation or connection is None or not connection.in_transaction:
+            self._refuse()
         try:
             return connection.run(sql, parameters).fetchall()
         except FAILURES as error:
             raise translate(error, self._database.name) from error
 
     def run(self, sql: str, parameters: Parameters = ()) -> int:
-        connection = self._open()
+        connection = self._lent  # ``_open`` without the call: there are three of these in every change
+        if forks.generation != self._generation or connection is None or not connection.in_transaction:
+            self._refuse()
         try:
             return connection.run(sql, parameters).rowcount
         except FAILURES as error:
@@ -172,13 +179,19 @@ class SqliteTransaction(Transaction):
             raise translate(error, self._database.name) from error
 
     def tables(self) -> list[Table]:
+        from agent_checkpoint.sqlite import tables
+
         return list(tables.tables(self.rows))
 
     def seal(self, names: Iterable[str], moved_to: str) -> None:
+        from agent_checkpoint.sqlite import tables
+
         for statement in tables.sealing(names, moved_to):
             self.run(statement)
 
     def unseal(self, names: Iterable[str]) -> None:
+        from agent_checkpoint.sqlite import tables
+
         for statement in tables.unsealing(names):
             self.run(statement)
 
@@ -196,17 +209,23 @@ class SqliteTransaction(Transaction):
         self._bells += bells
 
     def script(self, text: str) -> None:
+        from agent_checkpoint.sqlite import schema
+
         for statement in schema.statements(text):
             self.run(statement)
 
     def _open(self) -> Connection:
         """The connection, while the transaction lasts: a statement after its end would be committed alone."""
+        connection = self._lent
+        if forks.generation != self._generation or connection is None or not connection.in_transaction:
+            self._refuse()
+        return connection
+
+    def _refuse(self) -> NoReturn:
+        """Say why nothing can be done in this transaction any more."""
         if forks.generation != self._generation:
             raise ReentrancyError("this process was forked inside a store transaction, which is its parent's to use")
-        connection = self._lent
-        if connection is None or not connection.in_transaction:
-            raise StorageError(f"{self._database.name}: the transaction has ended, nothing of it was written")
-        return connection
+        raise StorageError(f"{self._database.name}: the transaction has ended, nothing of it was written")
 
     def _begin(self, connection: Connection, started: float) -> None:
         try:
@@ -257,7 +276,8 @@ class SqliteTransaction(Transaction):
 
 
 def _roll_back(connection: Connection) -> None:
-    # A connection that cannot even do that is closed when it is given back.
-    with suppress(*FAILURES):
+    try:
         if connection.in_transaction:
             connection.run("ROLLBACK")
+    except FAILURES:
+        pass  # a connection that cannot even do that is closed when it is given back

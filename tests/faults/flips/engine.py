@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 from tests.faults import variants
 from tests.faults.engine import Budget, Report, Tell
-from tests.faults.fuzz.asking import DOCTOR, Answers, ask
-from tests.faults.fuzz.rich import Rich, build
+from tests.faults.flips.asking import DOCTOR, Answers, ask
+from tests.faults.flips.rich import Rich, build
 
 # Seconds after which an answer is not waited for any more.
 WATCHDOG_SECONDS = 60.0

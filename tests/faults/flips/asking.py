@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.faults.fuzz.rich import EFFECTS, LIMITED, SCOPES, WORKFLOWS, open_at
+from tests.faults.flips.rich import EFFECTS, LIMITED, SCOPES, WORKFLOWS, open_at
 
 from agent_checkpoint import StateStore
 from agent_checkpoint.cli import main
