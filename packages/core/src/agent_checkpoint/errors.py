@@ -277,6 +277,6 @@ def schema_version_error(component: str, found: int, supported: int) -> SchemaVe
         )
     return SchemaVersionError(
         f"the store has version {found} of the {component} tables, this package writes version {supported}",
-        hint="run 'agent-checkpoint init' once (store.initialize()); other processes may go on meanwhile",
+        hint="end what still runs an older version, then run 'agent-checkpoint init' once (store.initialize())",
         **facts,
     )
