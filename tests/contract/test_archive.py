@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_checkpoint import Event, InvalidInputError, NotFoundError, StateStore, StorageError
+from agent_checkpoint import Event, Fence, InvalidInputError, NotFoundError, StaleLeaseError, StateStore, StorageError
 from agent_checkpoint import archive as archives
 from agent_checkpoint.archive import verify
 from agent_checkpoint.errors import StorageBusyError
@@ -191,3 +191,53 @@ def test_a_second_archive_goes_on_where_the_first_one_ended(store: StateStore, n
 def test_a_file_that_is_not_there_is_not_found(file: Path) -> None:
     with pytest.raises(NotFoundError):
         verify(str(file))
+
+
+def refuse(store: StateStore, times: int, number: int = 1) -> None:
+    """So many late writes under one token."""
+    for _ in range(times):
+        with pytest.raises(StaleLeaseError):
+            store.put_checkpoint("late", {}, lease=Fence("release", "worker-a", number))
+
+
+def test_counters_of_refusals_that_count_no_more_go_with_the_older_part(
+    store: StateStore, clock: FakeClock, file: Path
+) -> None:
+    store.acquire("release", "worker-b")
+    # More than are read, or removed, at once.
+    many = 1_200
+    for number in range(many):
+        refuse(store, 1, number + 2)
+    refuse(store, 3)
+    clock.advance(3600)
+    refuse(store, 2, 2)  # one of them counts on
+    archived = store.archive_events(datetime.fromtimestamp(clock.wall_ns() / 1e9, timezone.utc), file)
+
+    assert archived.refusals == many
+    assert verify(str(file)) == archived
+    counters = [line for line in lines(file) if "times" in line]
+    assert len(counters) == many
+    (old,) = [line for line in counters if line["token"] == 1]
+    assert (old["scope"], old["action"], old["reason"], old["times"]) == ("release", "checkpoint.put", "wrong-owner", 3)
+    assert [(each.token, each.times) for each in store.status().refusals] == [(2, 3)]
+
+
+def test_who_is_refused_again_after_that_is_on_record_again(store: StateStore, clock: FakeClock, file: Path) -> None:
+    store.acquire("release", "worker-b")
+    refuse(store, 2)
+    clock.advance(3600)
+    store.put_checkpoint("open", 1)
+    store.archive_events(datetime.fromtimestamp(clock.wall_ns() / 1e9, timezone.utc), file)
+    refuse(store, 2)
+
+    assert [event.kind for event in whole(store)] == ["checkpoint.saved", "events.archived", "write.refused"]
+    assert [each.times for each in store.status().refusals] == [2]
+
+
+def test_what_is_counted_from_now_on_stays_whatever_time_is_given(
+    store: StateStore, clock: FakeClock, file: Path
+) -> None:
+    store.acquire("release", "worker-b")
+    refuse(store, 2)  # at this very moment
+    store.archive_events(datetime(2100, 1, 1, tzinfo=timezone.utc), file)
+    assert [each.times for each in store.status().refusals] == [2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from random import Random
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from agent_checkpoint import Event, archive
 
 MOST_BACKUPS = 3
 # Between the oldest events and those that are still to come.
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 BEFORE = (timedelta(), timedelta(seconds=20), timedelta(hours=2))
 
 
@@ -28,6 +29,7 @@ class Remembered(NamedTuple):
     workflows: dict[str, tuple[list[Saved], int]]
     effects: dict[str, Effect]
     refusals: Counter[Any]
+    refused_at: dict[Any, int]
     log: list[Event]
     archives: list[tuple[str, int]]
     restored: list[Replay]
@@ -66,6 +68,9 @@ def archive_events(model: Model, dice: Random) -> None:
     check(archive.verify(file) == written, f"{file} is not what was told of it")
     events = []
     if count:
+        quiet = min((before - EPOCH) // timedelta(microseconds=1) * 1_000, model.world.now.wall)
+        forgotten = model.book.forget_refusals(quiet)
+        check(written.refusals == forgotten, f"{written.refusals} counters were archived, must be {forgotten}")
         model.archives.append((file, count))
         events.append(Expected("events.archived", detail={"count": count, "sha256": written.sha256}))
     model.did("archive")
@@ -86,6 +91,7 @@ def backup(model: Model, dice: Random) -> None:
             {name: (list(workflow.kept), workflow.last) for name, workflow in book.workflows.items()},
             {key: copy.copy(effect) for key, effect in book.effects.items()},
             Counter(book.refusals),
+            dict(book.refused_at),
             list(model.log),
             list(model.archives),
             list(model.restored),

@@ -48,7 +48,7 @@ def _bring_back(model: Model, then: Remembered) -> list[Expected]:
         kept, last = then.workflows.get(name, ([], 0))
         workflow.kept, workflow.last = list(kept), max(last, workflow.last)
     _restore_effects(model, then)
-    model.book.refusals = Counter(then.refusals)
+    model.book.refusals, model.book.refused_at = Counter(then.refusals), dict(then.refused_at)
     model.tickets.clear()
     return ended
 

@@ -66,6 +66,7 @@ class Book:
         self.workflows: dict[str, Workflow] = {}
         self.effects: dict[str, Effect] = {}
         self.refusals: Counter[Refusal] = Counter()
+        self.refused_at: dict[Refusal, int] = {}
 
     def workflow(self, name: str) -> Workflow:
         """That workflow."""
@@ -77,10 +78,18 @@ class Book:
         """Count a refused write; the event, if it is the first of its kind."""
         key = (scope, fence.token if fence else 0, action, reason)
         self.refusals[key] += 1
+        self.refused_at[key] = self.leases.world.now.wall
         if self.refusals[key] > 1:
             return []
         owner, token = (fence.owner, fence.token) if fence else (None, None)
         return [Expected("write.refused", scope, owner, token, workflow, None, {"action": action, "reason": reason})]
+
+    def forget_refusals(self, quiet: int) -> int:
+        """Those that counted nothing since that time are archived, and begin anew: how many."""
+        gone = [key for key in self.refusals if self.refused_at[key] < quiet]
+        for key in gone:
+            del self.refusals[key]
+        return len(gone)
 
     def why_not(self, name: str, fence: Fence | None, rebind: bool) -> str | None:
         """Why a checkpoint is stale; None: it is not."""

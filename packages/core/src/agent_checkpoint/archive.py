@@ -3,7 +3,8 @@
 An archive is lines of JSON. Each carries the hash of all up to it, so that a
 line which was changed, lost or put elsewhere is found; the last one says how
 many there are. Whoever is killed on the way has events in the log, in the file
-or in both, never in neither.
+or in both, never in neither. The counters of refused writes that belong to that
+part go the same way.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from agent_checkpoint.errors import (
     StorageError,
 )
 from agent_checkpoint.ledger import events as event_log
+from agent_checkpoint.ledger import refusals
 from agent_checkpoint.record import Record
 from agent_checkpoint.records import Happened
 from agent_checkpoint.times import rfc3339, wall_ns
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from agent_checkpoint.change import Change, Changes
     from agent_checkpoint.database import Database
-    from agent_checkpoint.records import Event
+    from agent_checkpoint.records import Event, Refusals
 
     Progress = Callable[[int], object]
 
@@ -50,6 +52,8 @@ FIRST_SLICE = 500
 FEWEST_IN_SLICE = 100
 MOST_IN_SLICE = 20_000
 SHORTEST = 1e-4
+# Counters that are removed in one transaction: a few milliseconds of work.
+COUNTERS_AT_ONCE = 500
 # What a slice of the removal should take: no heartbeat waits long for it.
 SLICE_SECONDS = 0.03
 # They are in the file: a power cut that takes a removal back loses nothing.
@@ -59,13 +63,18 @@ ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 class Archived(Record):
-    """What an archive holds. ``sha256`` is the hash of its last line: of all of it."""
+    """What an archive holds. ``sha256`` is the hash of its last line: of all of it.
+
+    ``refusals`` is the number of counters of refused writes that counted
+    nothing since.
+    """
 
     file: str
     events: int
     from_cursor: str | None
     to_cursor: str | None
     sha256: str
+    refusals: int = 0
 
 
 class Chain:
@@ -105,10 +114,12 @@ def archive(changes: Changes, before: datetime, to: str, progress: Progress) -> 
     database = changes.database
     with database.read() as reader:
         last = event_log.up_to(reader, wall_ns(before))
+        # What is counted from now on is no part of it, whatever ``before`` is.
+        quiet = min(wall_ns(before), reader.moment.wall_ns)
         since = event_log.settled(reader)
         earlier = event_log.count_behind(reader, since, ARCHIVED)
     try:
-        written = _write(database, before, last, to, progress)
+        written = _write(database, before, last, quiet, to, progress)
     except FileExistsError:
         names.invalid("to", f"{to} is there already: an archive is a file of its own")
     except OSError as error:
@@ -117,6 +128,7 @@ def archive(changes: Changes, before: datetime, to: str, progress: Progress) -> 
     if written.events:
         _put_on_record(changes, written, since, earlier)
         _remove(changes, last)
+        _forget(changes, quiet)
     return written
 
 
@@ -127,7 +139,7 @@ def verify(path: str) -> Archived:
         NotFoundError: there is no such file.
         StorageCorruptError: it is not as it was written; the message names the line.
     """
-    number, count, first, last, chain = 0, 0, None, None, Chain()
+    number, count, refused, first, last, chain = 0, 0, 0, None, None, Chain()
     try:
         with open(path, encoding="utf-8", newline="\n") as source:
             for number, line in enumerate(source, start=1):
@@ -136,8 +148,10 @@ def verify(path: str) -> Archived:
                     count, first, last = count + 1, first or value["cursor"], value["cursor"]
                 elif number == 1 and value.get("format") == FORMAT:
                     continue
+                elif "times" in value:
+                    refused += 1
                 elif "count" in value and value["count"] == count and not source.read(1):
-                    return Archived(path, count, first, last, chain.hash)
+                    return Archived(path, count, first, last, chain.hash, refused)
                 else:
                     raise ValueError
     except FileNotFoundError:
@@ -151,13 +165,13 @@ def verify(path: str) -> Archived:
     raise StorageCorruptError(f"{path}: ends before its last line", hint="take a copy of the archive", line=number)
 
 
-def _write(database: Database, before: datetime, last: int, to: str, progress: Progress) -> Archived:
+def _write(database: Database, before: datetime, last: int, quiet: int, to: str, progress: Progress) -> Archived:
     """Write the file under another name, sync it, read it back, and give it its name."""
     if os.path.lexists(to):
         raise FileExistsError
     partial = f"{to}.{os.urandom(4).hex()}.partial"
     try:
-        written, digest = _write_lines(database, before, last, partial, progress)
+        written, digest = _write_lines(database, before, last, quiet, partial, progress)
         if _hash(partial) != digest:
             raise StorageCorruptError(f"{partial}: is not what was written; nothing was removed", hint="check the disk")
         os.link(partial, to)  # unlike a rename, never over another archive
@@ -169,10 +183,10 @@ def _write(database: Database, before: datetime, last: int, to: str, progress: P
 
 
 def _write_lines(
-    database: Database, before: datetime, last: int, path: str, progress: Progress
+    database: Database, before: datetime, last: int, quiet: int, path: str, progress: Progress
 ) -> tuple[Archived, bytes]:
     """Write every line, and sync them; what they hold, and the hash of the file."""
-    chain, whole, count = Chain(), sha256(), 0
+    chain, whole, count, refused = Chain(), sha256(), 0, 0
     first = latest = None
     with open(path, "xb", opener=_for_its_owner) as file:
 
@@ -188,9 +202,12 @@ def _write_lines(
             if count % PAGE == 0:
                 _sync(file)
                 progress(count)
+        for counter in _counters(database, quiet) if count else ():
+            refused += 1
+            write({**counter._asdict(), "first_at": rfc3339(counter.first_at), "last_at": rfc3339(counter.last_at)})
         write({"count": count})
         _sync(file)
-    return Archived(path, count, first, latest, chain.hash), whole.digest()
+    return Archived(path, count, first, latest, chain.hash, refused), whole.digest()
 
 
 def _sync(file: BinaryIO) -> None:
@@ -223,9 +240,21 @@ def _events(database: Database, last: int) -> Iterator[Event]:
         after = found[-1].id
 
 
+def _counters(database: Database, quiet: int) -> Iterator[Refusals]:
+    """The counters of refused writes that counted nothing since that time, in short reads."""
+    after = refusals.FIRST
+    while True:
+        with database.read() as reader:
+            found = refusals.page(reader, quiet, after, PAGE)
+        if not found:
+            return
+        yield from found
+        after = refusals.key(found[-1])
+
+
 def _put_on_record(changes: Changes, written: Archived, since: int, earlier: int) -> None:
     """Note what the file holds, unless another archive was noted or made meanwhile: the files would share events."""
-    path, count, first, to, digest = written
+    path, count, first, to, digest, _ = written
     file = os.path.basename(path)
 
     def note(change: Change) -> None:
@@ -245,9 +274,8 @@ def _put_on_record(changes: Changes, written: Archived, since: int, earlier: int
     except OutcomeUnknownError:
         raise
     except StorageError:
-        with suppress(
-            OSError
-        ):  # the first error is the one to tell; what stays is whole, and its events are in the log
+        # The first error is the one to tell; what stays is whole, and its events are in the log.
+        with suppress(OSError):
             os.unlink(path)
         raise
 
@@ -260,6 +288,14 @@ def _remove(changes: Changes, last: int) -> None:
         # How long others were kept waiting, by the commit too.
         took = max(monotonic() - begun, SHORTEST)
         size = int(min(MOST_IN_SLICE, max(FEWEST_IN_SLICE, size * min(2, SLICE_SECONDS / took))))
+
+
+def _forget(changes: Changes, quiet: int) -> None:
+    """Remove the counters that are in the file, some at a time."""
+    while changes.run(
+        ARCHIVING, lambda change: refusals.forget(change.transaction, quiet, COUNTERS_AT_ONCE), terms=REMOVING
+    ):
+        pass
 
 
 def _slice(change: Change, last: int, size: int) -> tuple[int, float]:

@@ -20,6 +20,7 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.ledger import events as event_log
 from agent_checkpoint.ledger import leases as lease_rows
+from agent_checkpoint.ledger import refusals
 from agent_checkpoint.plugins import refuse_inside_hook
 from agent_checkpoint.record import Record
 from agent_checkpoint.rules import fence as fencing
@@ -233,7 +234,7 @@ def record_refusal(change: Change, refused: Any) -> None:
     # Each reason is counted apart: a veto must not keep a later stale write out of the log.
     vetoed = isinstance(refused.error, FenceRefusedError)
     reason = f"vetoed by {refused.error.facts['plugin']}" if vetoed else refused.error.facts["reason"]
-    if event_log.count_refusal(change.transaction, scope, write.token, write.action, reason) == 1:
+    if refusals.count(change.transaction, scope, write.token, write.action, reason) == 1:
         change.happened.append(fencing.refusal(write, refused.error, scope or None))
 
 

@@ -6,7 +6,7 @@ from agent_checkpoint import names
 from agent_checkpoint.ledger import checkpoints as checkpoint_rows
 from agent_checkpoint.ledger import events as event_log
 from agent_checkpoint.ledger import leases as lease_rows
-from agent_checkpoint.ledger import tickets
+from agent_checkpoint.ledger import refusals, tickets
 from agent_checkpoint.records import Status
 from agent_checkpoint.rules import present
 from agent_checkpoint.times import utc
@@ -42,7 +42,7 @@ def status(database: Database) -> Status:
         rows = lease_rows.everyone(reader)
         waiters = tickets.everyone(reader)
         latest = checkpoint_rows.latest_of_each(reader)
-        refused = event_log.refusals(reader, REFUSALS_SHOWN)
+        refused = refusals.latest(reader, REFUSALS_SHOWN)
     bound = [*(row.process for row in rows if row.state == "live"), *(ticket.process for ticket in waiters)]
     alive = database.who_lives(bound)
     shown = [present.lease(row, reader.moment, alive) for row in rows]

@@ -1,4 +1,4 @@
-"""The audit log, append-only, and the counters of refused writes.
+"""The audit log, append-only.
 
 Order is by id, never by time: where many can write at once, the id begins with
 the number of the transaction, and readers stop below the first that is open. A
@@ -11,7 +11,7 @@ from agent_checkpoint import payload
 from agent_checkpoint.ledger import sums
 from agent_checkpoint.ledger.sums import Summed
 from agent_checkpoint.names import invalid
-from agent_checkpoint.records import Event, Refusals
+from agent_checkpoint.records import Event
 from agent_checkpoint.times import utc
 
 TYPE_CHECKING = False
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # Its sum is without its id.
 EVENT = Summed("event {}", "iitTTITIj")
-REFUSAL = Summed("the count of what was refused to token {1} in scope {0}", "tittiii")
 
 RECORD = """
 INSERT INTO events (id, at, kind, scope, owner, token, workflow, sequence, detail, sum)
@@ -76,24 +75,6 @@ SELECT MAX(id) FROM (SELECT id FROM events WHERE id <= ? ORDER BY id LIMIT ?) AS
 OPEN_DOOR = "INSERT INTO archive_door (up_to) VALUES (?)"
 REMOVE = "DELETE FROM events WHERE id <= ?"
 CLOSE_DOOR = "DELETE FROM archive_door"
-
-REFUSED = """
-SELECT scope, token, action, reason, times, first_at, last_at, sum FROM refusals
-WHERE scope = ? AND token = ? AND action = ? AND reason = ?
-"""
-
-COUNT_REFUSAL = """
-INSERT INTO refusals (scope, token, action, reason, times, first_at, last_at, sum)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (scope, token, action, reason) DO UPDATE SET
-times = excluded.times, last_at = excluded.last_at, sum = excluded.sum
-"""
-
-REFUSALS = """
-SELECT scope, token, action, reason, times, first_at, last_at, sum FROM refusals
-ORDER BY last_at DESC, scope, token, action, reason
-LIMIT ?
-"""
 
 
 def record(transaction: Transaction, events: Sequence[Happened], telling: bool) -> list[Event]:
@@ -235,26 +216,6 @@ def latest(reader: Reader, kind: str) -> dict[str, Any] | None:
     """The detail of the last event of a kind; None when there is none."""
     found = reader.rows(LATEST, (kind,))
     return None if not found else dict(payload.decode(EVENT.numbered(found[0])[8]))
-
-
-def count_refusal(transaction: Transaction, scope: str, token: int | None, action: str, reason: str) -> int:
-    """Count a refused write; 1 for the first of its kind."""
-    key, at = (scope, token or 0, action, reason), transaction.moment.wall_ns
-    found = transaction.rows(REFUSED, key)
-    times, first_at = REFUSAL.checked(found[0])[4:6] if found else (0, at)
-    row = (*key, times + 1, first_at, at)
-    transaction.run(COUNT_REFUSAL, (*row, sums.of(row)))
-    return int(times) + 1
-
-
-def refusals(reader: Reader, most: int) -> list[Refusals]:
-    """The counters of refused writes, latest first."""
-    return [
-        Refusals(scope, token or None, action, reason, times, utc(first_at), utc(last_at))
-        for scope, token, action, reason, times, first_at, last_at in map(
-            REFUSAL.checked, reader.rows(REFUSALS, (most,))
-        )
-    ]
 
 
 def _event(row: Row) -> Event:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_checkpoint.errors import StorageCorruptError, StorageError
-from agent_checkpoint.ledger import checkpoints, effects, events, leases, retention
+from agent_checkpoint.ledger import checkpoints, effects, events, leases, refusals, retention
 from agent_checkpoint.record import Record
 
 TYPE_CHECKING = False
@@ -51,7 +51,7 @@ TABLES = (
     Rows("floors", ("workflow",), _columns(checkpoints.FLOOR), checkpoints.FLOOR_OF.checked),
     Rows("effects", ("key",), _columns(effects.FIND), effects.effect, FEW),
     Rows("events", ("id",), _columns(events.LATEST), events.EVENT.numbered),
-    Rows("refusals", ("scope", "token", "action", "reason"), _columns(events.REFUSALS), events.REFUSAL.checked),
+    Rows("refusals", ("scope", "token", "action", "reason"), _columns(refusals.REFUSALS), refusals.REFUSAL.checked),
     Rows("retention", ("rule",), _columns(retention.RULES), retention.RULE.checked),
 )
 

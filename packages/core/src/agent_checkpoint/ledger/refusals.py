@@ -1,0 +1,85 @@
+"""The counters of refused writes: the first of its kind is an event, the later ones are counted here."""
+
+from __future__ import annotations
+
+from agent_checkpoint.ledger import sums
+from agent_checkpoint.ledger.sums import Summed
+from agent_checkpoint.records import Refusals
+from agent_checkpoint.times import utc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent_checkpoint.database import Reader, Row, Transaction
+
+REFUSAL = Summed("the count of what was refused to token {1} in scope {0}", "tittiii")
+
+REFUSED = """
+SELECT scope, token, action, reason, times, first_at, last_at, sum FROM refusals
+WHERE scope = ? AND token = ? AND action = ? AND reason = ?
+"""
+
+COUNT_REFUSAL = """
+INSERT INTO refusals (scope, token, action, reason, times, first_at, last_at, sum)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (scope, token, action, reason) DO UPDATE SET
+times = excluded.times, last_at = excluded.last_at, sum = excluded.sum
+"""
+
+REFUSALS = """
+SELECT scope, token, action, reason, times, first_at, last_at, sum FROM refusals
+ORDER BY last_at DESC, scope, token, action, reason
+LIMIT ?
+"""
+
+PAGE = """
+SELECT scope, token, action, reason, times, first_at, last_at, sum FROM refusals
+WHERE last_at < ? AND (scope, token, action, reason) > (?, ?, ?, ?)
+ORDER BY scope, token, action, reason
+LIMIT ?
+"""
+
+# Lower than every counter's.
+FIRST = ("", -1, "", "")
+
+# Not one that has counted meanwhile.
+FORGET = """
+DELETE FROM refusals
+WHERE scope = ? AND token = ? AND action = ? AND reason = ? AND last_at = ?
+"""
+
+
+def count(transaction: Transaction, scope: str, token: int | None, action: str, reason: str) -> int:
+    """Count a refused write; 1 for the first of its kind."""
+    key, at = (scope, token or 0, action, reason), transaction.moment.wall_ns
+    found = transaction.rows(REFUSED, key)
+    times, first_at = REFUSAL.checked(found[0])[4:6] if found else (0, at)
+    row = (*key, times + 1, first_at, at)
+    transaction.run(COUNT_REFUSAL, (*row, sums.of(row)))
+    return int(times) + 1
+
+
+def latest(reader: Reader, most: int) -> list[Refusals]:
+    """The counters of refused writes, latest first."""
+    return [_refusals(row) for row in reader.rows(REFUSALS, (most,))]
+
+
+def page(reader: Reader, before_ns: int, after: Row, most: int) -> list[Refusals]:
+    """The next counters behind a key (``FIRST``: all) that counted nothing since a time."""
+    return [_refusals(row) for row in reader.rows(PAGE, (before_ns, *after, most))]
+
+
+def forget(transaction: Transaction, before_ns: int, most: int) -> int:
+    """Remove some counters that counted nothing since a time, which are archived: how many."""
+    found = transaction.rows(PAGE, (before_ns, *FIRST, most))
+    transaction.executemany(FORGET, [(*row[:4], row[6]) for row in found])
+    return len(found)
+
+
+def key(counter: Refusals) -> Row:
+    """What tells a counter from others, as it is stored."""
+    return counter.scope, counter.token or 0, counter.action, counter.reason
+
+
+def _refusals(row: Row) -> Refusals:
+    scope, token, action, reason, times, first_at, last_at = REFUSAL.checked(row)
+    return Refusals(scope, token or None, action, reason, times, utc(first_at), utc(last_at))
