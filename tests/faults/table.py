@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from tests.faults.engine import Report
 
 WIDTH = 30
+# Characters of what gave a broken store away.
+SHOWN = 100
 SIMULATED = ("model",)
 
 
@@ -89,5 +91,5 @@ def _faults(each: Ran) -> str:
 
 
 def _catch(each: Ran) -> str:
-    verdict = f"caught after {each.seconds:.1f} s: {each.report.violations[0]}" if each.held else "NOT CAUGHT"
+    verdict = f"caught after {each.seconds:.1f} s: {each.report.violations[0]:.{SHOWN}}" if each.held else "NOT CAUGHT"
     return f"{each.variant:<{WIDTH}} {each.engine:<10} {verdict}"

@@ -117,6 +117,9 @@ def lines(draw: st.DrawFn) -> Line:
 def _streams(stdin: bytes) -> Iterator[tuple[io.TextIOWrapper, io.TextIOWrapper]]:
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogatepass") for _ in range(2))
     before = sys.stdin, sys.stdout, sys.stderr, dict(os.environ)
+    # What the processes of ``run`` and ``once`` say themselves is for nobody.
+    own, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
     sys.stdin, sys.stdout, sys.stderr = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"), out, err
     for name in [name for name in os.environ if name.startswith("AGENT_CHECKPOINT_")]:
         del os.environ[name]
@@ -124,6 +127,9 @@ def _streams(stdin: bytes) -> Iterator[tuple[io.TextIOWrapper, io.TextIOWrapper]
     try:
         yield out, err
     finally:
+        os.dup2(own, 2)
+        os.close(own)
+        os.close(nowhere)
         sys.stdin, sys.stdout, sys.stderr = before[:3]
         os.environ.clear()
         os.environ.update(before[3])
