@@ -138,6 +138,14 @@ def _arguments(arguments: Iterable[str] | None) -> argparse.Namespace:
     unknown = sorted(set(options.names) - set(BENCHMARKS))
     if unknown:
         parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    for option in ("json", "results"):
+        path = getattr(options, option)
+        if path is not None and not path.absolute().parent.is_dir():
+            parser.error(f"argument --{option}: there is no folder {path.parent}")
+    if not options.disk.is_dir():
+        parser.error(f"argument --disk: there is no folder {options.disk}")
+    if options.earlier and not options.earlier.is_file():
+        parser.error(f"argument --from: there is no file {options.earlier}")
     if options.plot and (missing := pictures.missing()):
         parser.error(missing)
     return options

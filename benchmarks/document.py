@@ -92,7 +92,7 @@ def machine(plan: Plan) -> Machine:
         "python": platform.python_version(),
         "python_optimized": "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
         "sqlite": sqlite3.sqlite_version,
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": f"{platform.system()} {_major(platform.release())} {platform.machine()}",
         "processor": _processor(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
@@ -103,6 +103,11 @@ def machine(plan: Plan) -> Machine:
         "servers": [],
         "benchmarks": {},
     }
+
+
+def _major(release: str) -> str:
+    """The version of a kernel, without whose build it is."""
+    return ".".join(release.split("-")[0].split(".")[:2])
 
 
 def to_json(document: Document) -> dict[str, Any]:

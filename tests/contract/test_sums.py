@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_checkpoint import StateStore, StorageCorruptError
+from agent_checkpoint import StaleLeaseError, StateStore, StorageCorruptError
 from agent_checkpoint.testing import FakeClock
 
 Call = Callable[[StateStore], Any]
@@ -172,3 +174,25 @@ def test_what_was_imported_has_sums(full: StateStore) -> None:
         2,
     ][:1]
     assert verdict(full) == "ok"
+
+
+def test_who_looks_while_a_scope_is_granted_first_is_told_of_no_damage(path: Path | str) -> None:
+    with StateStore(path) as store:
+        store.initialize()
+        over = threading.Event()
+
+        def grant() -> None:
+            for number in range(400):
+                store.acquire(f"scope-{number}", "worker-a")
+            over.set()
+
+        granting = threading.Thread(target=grant)
+        granting.start()
+        number = 0
+        while not over.is_set():
+            try:
+                store.check_scope(f"scope-{number}")
+            except StaleLeaseError:
+                number += 1  # granted by now, so that it wants a lease
+        granting.join()
+        assert number > 0

@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -43,6 +44,7 @@ CATCHES = {
 # Seconds that a broken store may need at the worst; it is caught in a few.
 LONGEST_CATCH = 60.0
 ENDURANCE_MINUTES = 30.0
+INTERRUPTED = 130
 
 
 def main(words: list[str] | None = None) -> int:
@@ -50,10 +52,15 @@ def main(words: list[str] | None = None) -> int:
     options = _arguments(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended
     print(f"seed {options.seed}", flush=True)
-    if options.endurance:
-        ran = [_run("endurance", options.minutes * 60, options.seed, None)]
-    else:
-        ran = list(_everything(options))
+    ran: list[Ran] = []
+    runs = [("endurance", options.minutes * 60, None)] if options.endurance else _everything(options)
+    try:
+        for name, seconds, variant in runs:
+            ran.append(_run(name, seconds, options.seed, variant))
+    except KeyboardInterrupt:
+        print(f"interrupted; so far, with seed {options.seed}:", file=sys.stderr)
+        print(table.of(ran))
+        return INTERRUPTED
     print(table.of(ran))
     if options.json:
         options.json.write_text(json.dumps(table.document(options.seed, ran), indent=2) + "\n")
@@ -62,34 +69,45 @@ def main(words: list[str] | None = None) -> int:
 
 def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description="What the store survives, shown.")
-    parser.add_argument("--minutes", type=_minutes, metavar="N", help="how long; 5, or 30 with --endurance")
+    parser.add_argument(
+        "--minutes",
+        type=_minutes,
+        metavar="N",
+        help="how long the right store has (5, or 30 with --endurance); the broken ones take some seconds each",
+    )
     parser.add_argument("--only", action="append", choices=SHARES, metavar="ENGINE", help=f"of {', '.join(SHARES)}")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32), help="to see a run again")
     parser.add_argument("--no-variants", action="store_true", help="the right store alone")
     parser.add_argument("--endurance", action="store_true", help="everything in one file for long: does it grow?")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what the table says to FILE")
     options = parser.parse_args(words)
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"argument --json: there is no folder {options.json.parent}")
     options.minutes = options.minutes or (ENDURANCE_MINUTES if options.endurance else 5.0)
     return options
 
 
 def _minutes(word: str) -> float:
-    minutes = float(word)
+    try:
+        minutes = float(word)
+    except ValueError:
+        minutes = 0.0
     if not 0 < minutes < float("inf"):
-        raise ValueError("more than no time, and an end")
+        raise argparse.ArgumentTypeError(f"must be a number of minutes, more than 0, not {word!r}")
     return minutes
 
 
-def _everything(options: argparse.Namespace) -> Iterator[Ran]:
+def _everything(options: argparse.Namespace) -> Iterator[tuple[str, float, str | None]]:
+    """What is to run, for how many seconds, on which store."""
     seconds = options.minutes * 60
     chosen = [name for name in SHARES if not options.only or name in options.only]
     together = sum(SHARES[name] for name in chosen) / (1 if options.no_variants else sum(SHARES.values()))
     for name in chosen:
-        yield _run(name, seconds * SHARES[name] / together, options.seed, None)
+        yield name, seconds * SHARES[name] / together, None
     if not options.no_variants:
         for name in chosen:
             for variant in CATCHES.get(name, ()):
-                yield _run(name, LONGEST_CATCH, options.seed, variant)
+                yield name, LONGEST_CATCH, variant
 
 
 def _run(name: str, seconds: float, seed: int, variant: str | None) -> Ran:
@@ -97,7 +115,11 @@ def _run(name: str, seconds: float, seed: int, variant: str | None) -> Ran:
     started = time.monotonic()
     title = name if variant is None else f"{name}: {variant}"
     with _progress(title, seconds) as tell:
-        report = engine(Budget(seconds, seed, stop_early=variant is not None), tell, variant)
+        try:
+            report = engine(Budget(seconds, seed, stop_early=variant is not None), tell, variant)
+        except Exception:
+            # What the others found must not go with it; and a crash catches no broken store.
+            report = Report(violations=[f"the engine itself crashed, seed {seed}:\n{traceback.format_exc()}"])
     return Ran(name, variant, report, time.monotonic() - started)
 
 

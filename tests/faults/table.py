@@ -10,6 +10,8 @@ WIDTH = 30
 # Characters of what gave a broken store away.
 SHOWN = 100
 SIMULATED = ("model",)
+# What these do to a store are words, calls and time.
+FAULTLESS = ("fuzz", "endurance")
 
 
 class Ran(NamedTuple):
@@ -22,8 +24,12 @@ class Ran(NamedTuple):
 
     @property
     def held(self) -> bool:
-        """Whether that is as it must be: nothing found on the right store, something on a broken one."""
-        return bool(self.report.violations) == (self.variant is not None) and self.report.operations > 0
+        """Whether that is as it must be: nothing found on the right store, something on a broken one.
+
+        Nothing is found where nothing was done, and no fault survived where there was none.
+        """
+        did = self.report.operations > 0 and (self.report.faults or self.engine in FAULTLESS)
+        return bool(did) and bool(self.report.violations) == (self.variant is not None)
 
 
 def of(ran: list[Ran]) -> str:

@@ -104,9 +104,10 @@ def told(mark: Mark, answer: Any) -> Mark:
 
 
 def events_in(file: Path) -> list[Event]:
-    """The events in an archive, which must be whole."""
+    """The events in an archive, which must be whole; counters of refusals are behind them."""
     verify(str(file))
-    return [_event(json.loads(line)) for line in file.read_text("utf-8").splitlines()[1:-1]]
+    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()[1:-1]]
+    return [_event(line) for line in lines if "cursor" in line]
 
 
 def _event(line: dict[str, Any]) -> Event:

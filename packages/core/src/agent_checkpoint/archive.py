@@ -32,7 +32,7 @@ from agent_checkpoint.times import rfc3339, wall_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
     from typing import Any, BinaryIO
 
@@ -115,11 +115,11 @@ def archive(changes: Changes, before: datetime, to: str, progress: Progress) -> 
     with database.read() as reader:
         last = event_log.up_to(reader, wall_ns(before))
         # What is counted from now on is no part of it, whatever ``before`` is.
-        quiet = min(wall_ns(before), reader.moment.wall_ns)
+        counters = refusals.quiet(reader, min(wall_ns(before), reader.moment.wall_ns)) if last > 0 else []
         since = event_log.settled(reader)
         earlier = event_log.count_behind(reader, since, ARCHIVED)
     try:
-        written = _write(database, before, last, quiet, to, progress)
+        written = _write(database, before, last, counters, to, progress)
     except FileExistsError:
         names.invalid("to", f"{to} is there already: an archive is a file of its own")
     except OSError as error:
@@ -128,7 +128,7 @@ def archive(changes: Changes, before: datetime, to: str, progress: Progress) -> 
     if written.events:
         _put_on_record(changes, written, since, earlier)
         _remove(changes, last)
-        _forget(changes, quiet)
+        _forget(changes, counters)
     return written
 
 
@@ -165,13 +165,15 @@ def verify(path: str) -> Archived:
     raise StorageCorruptError(f"{path}: ends before its last line", hint="take a copy of the archive", line=number)
 
 
-def _write(database: Database, before: datetime, last: int, quiet: int, to: str, progress: Progress) -> Archived:
+def _write(
+    database: Database, before: datetime, last: int, counters: Sequence[Refusals], to: str, progress: Progress
+) -> Archived:
     """Write the file under another name, sync it, read it back, and give it its name."""
     if os.path.lexists(to):
         raise FileExistsError
     partial = f"{to}.{os.urandom(4).hex()}.partial"
     try:
-        written, digest = _write_lines(database, before, last, quiet, partial, progress)
+        written, digest = _write_lines(database, before, last, counters, partial, progress)
         if _hash(partial) != digest:
             raise StorageCorruptError(f"{partial}: is not what was written; nothing was removed", hint="check the disk")
         os.link(partial, to)  # unlike a rename, never over another archive
@@ -183,10 +185,10 @@ def _write(database: Database, before: datetime, last: int, quiet: int, to: str,
 
 
 def _write_lines(
-    database: Database, before: datetime, last: int, quiet: int, path: str, progress: Progress
+    database: Database, before: datetime, last: int, counters: Sequence[Refusals], path: str, progress: Progress
 ) -> tuple[Archived, bytes]:
     """Write every line, and sync them; what they hold, and the hash of the file."""
-    chain, whole, count, refused = Chain(), sha256(), 0, 0
+    chain, whole, count = Chain(), sha256(), 0
     first = latest = None
     with open(path, "xb", opener=_for_its_owner) as file:
 
@@ -202,12 +204,11 @@ def _write_lines(
             if count % PAGE == 0:
                 _sync(file)
                 progress(count)
-        for counter in _counters(database, quiet) if count else ():
-            refused += 1
+        for counter in counters:
             write({**counter._asdict(), "first_at": rfc3339(counter.first_at), "last_at": rfc3339(counter.last_at)})
         write({"count": count})
         _sync(file)
-    return Archived(path, count, first, latest, chain.hash, refused), whole.digest()
+    return Archived(path, count, first, latest, chain.hash, len(counters)), whole.digest()
 
 
 def _sync(file: BinaryIO) -> None:
@@ -238,18 +239,6 @@ def _events(database: Database, last: int) -> Iterator[Event]:
             return
         yield from found
         after = found[-1].id
-
-
-def _counters(database: Database, quiet: int) -> Iterator[Refusals]:
-    """The counters of refused writes that counted nothing since that time, in short reads."""
-    after = refusals.FIRST
-    while True:
-        with database.read() as reader:
-            found = refusals.page(reader, quiet, after, PAGE)
-        if not found:
-            return
-        yield from found
-        after = refusals.key(found[-1])
 
 
 def _put_on_record(changes: Changes, written: Archived, since: int, earlier: int) -> None:
@@ -290,12 +279,11 @@ def _remove(changes: Changes, last: int) -> None:
         size = int(min(MOST_IN_SLICE, max(FEWEST_IN_SLICE, size * min(2, SLICE_SECONDS / took))))
 
 
-def _forget(changes: Changes, quiet: int) -> None:
+def _forget(changes: Changes, counters: Sequence[Refusals]) -> None:
     """Remove the counters that are in the file, some at a time."""
-    while changes.run(
-        ARCHIVING, lambda change: refusals.forget(change.transaction, quiet, COUNTERS_AT_ONCE), terms=REMOVING
-    ):
-        pass
+    for start in range(0, len(counters), COUNTERS_AT_ONCE):
+        some = counters[start : start + COUNTERS_AT_ONCE]
+        changes.run(ARCHIVING, lambda change: refusals.forget(change.transaction, some), terms=REMOVING)  # noqa: B023
 
 
 def _slice(change: Change, last: int, size: int) -> tuple[int, float]:

@@ -259,7 +259,8 @@ def check_own(database: Database, fence: Fence) -> Lease:
 
 def check_scope(database: Database, scope: str, fence: Fence | None, required: bool) -> None:
     """Raise ``StaleLeaseError`` where the scope would refuse a write under this fence, or under none."""
-    found, moment = rows.glance(database, scope)
+    token = fence.token if fence is not None and fence.scope == scope else rows.NO_TOKEN
+    found, moment = rows.glance(database, scope, token)
     refusal = fencing.guard(bool(found), scope, fence, required)
     if refusal is not None:
         raise refusal

@@ -9,12 +9,9 @@ from agent_checkpoint.records import Beat, LeaseRow, LimitRow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from agent_checkpoint.database import Database, Parameters, Reader, Row, Transaction
+    from agent_checkpoint.database import Database, Reader, Row, Transaction
     from agent_checkpoint.records import Fence, Moment
 
-    Ask = Callable[[str, Parameters], list[Row]]
 
 LEASE = Summed("the lease of scope {}, slot {},", "tititiiiitijp")
 LIMIT_OF = Summed("the limit of scope {}", "titi")
@@ -45,6 +42,16 @@ ORDER BY slot
 HIDDEN = """
 SELECT COUNT(*) FROM leases
 WHERE scope || '' = ?
+"""
+
+# Both at once: two statements without a transaction around them see two states. One row at least.
+OF_SCOPE_SURELY = """
+SELECT
+scope, slot, owner, token, state, ttl_ns, acquired_at, heartbeat_at, expires_at, domain, beat_ticks, metadata, process,
+sum, hidden.many
+FROM (SELECT COUNT(*) AS many FROM leases AS again WHERE again.scope || '' = ?) AS hidden
+LEFT JOIN leases ON leases.scope = ?
+ORDER BY slot
 """
 
 HOW_MANY = """
@@ -124,13 +131,13 @@ def of_scope(reader: Reader, scope: str, token: int = NO_TOKEN) -> list[LeaseRow
 
     Without a token, and where none has it, all are there that must be.
     """
-    return _whole(reader.rows(OF_SCOPE, (scope,)), scope, token, reader.rows)
+    return _whole(reader.rows(OF_SCOPE, (scope,)), scope, token, reader)
 
 
 def with_queue(reader: Reader, scope: str, token: int) -> tuple[list[LeaseRow], bool]:
     """The same, and whether somebody may wait."""
     found = reader.rows(WITH_QUEUE, (scope,))
-    return _whole([row[:14] for row in found], scope, token, reader.rows), not found or bool(found[0][14])
+    return _whole([row[:14] for row in found], scope, token, reader), not found or bool(found[0][14])
 
 
 def beat(database: Database, fence: Fence) -> tuple[Beat | None, Moment]:
@@ -151,20 +158,28 @@ def beat(database: Database, fence: Fence) -> tuple[Beat | None, Moment]:
 
 def glance(database: Database, scope: str, token: int = NO_TOKEN) -> tuple[list[LeaseRow], Moment]:
     """As ``of_scope``, without a transaction around it, and the time after it was read."""
-    found, moment = database.glance(OF_SCOPE, (scope,))
-    return _whole(found, scope, token, lambda sql, parameters: database.glance(sql, parameters)[0]), moment
+    if token != NO_TOKEN:
+        found, moment = database.glance(OF_SCOPE, (scope,))
+        rows = [LeaseRow._make(LEASE.checked(row)) for row in found]
+        if any(row.token == token for row in rows):
+            return rows, moment
+    found, moment = database.glance(OF_SCOPE_SURELY, (scope, scope))
+    rows = [LeaseRow._make(LEASE.checked(row[:14])) for row in found if row[0] is not None]
+    if found[0][14] != len(rows):
+        raise sums.gone(f"a lease of scope {scope!r}")
+    return rows, moment
 
 
 def standing(reader: Reader, scope: str) -> tuple[list[LeaseRow], LimitRow | None, bool]:
     """The leases of a scope, the limit that was set (None: none was), and whether somebody may wait."""
     found = reader.rows(STANDING, (scope,))
     if not found:
-        return _whole([], scope, NO_TOKEN, reader.rows), limit(reader, scope), True
+        return _whole([], scope, NO_TOKEN, reader), limit(reader, scope), True
     is_limited, limited, *_, queued = found[0][14:]
     if limited is None and not is_limited and len(found) == 1:
         # Without a limit there is one slot.
         return [LeaseRow._make(LEASE.checked(found[0][:14]))], None, bool(queued)
-    return _whole([row[:14] for row in found], scope, NO_TOKEN, reader.rows), limit(reader, scope), bool(queued)
+    return _whole([row[:14] for row in found], scope, NO_TOKEN, reader), limit(reader, scope), bool(queued)
 
 
 def limit(reader: Reader, scope: str) -> LimitRow | None:
@@ -201,13 +216,13 @@ def save(transaction: Transaction, row: LeaseRow) -> None:
         raise StorageCorruptError(f"scope {row.scope!r}: token {row.token} is lower than the stored one")
 
 
-def _whole(found: list[Row], scope: str, token: int, ask: Ask) -> list[LeaseRow]:
+def _whole(found: list[Row], scope: str, token: int, reader: Reader) -> list[LeaseRow]:
     """The rows of a scope, checked; unless that with the token is there, that all are there too."""
     rows = [LeaseRow._make(LEASE.checked(row)) for row in found]
     for row in rows:
         if row.token == token:
             return rows
-    if ask(HIDDEN, (scope,))[0][0] != len(rows):
+    if reader.rows(HIDDEN, (scope,))[0][0] != len(rows):
         raise sums.gone(f"a lease of scope {scope!r}")
     return rows
 

@@ -9,6 +9,8 @@ from agent_checkpoint.times import utc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agent_checkpoint.database import Reader, Row, Transaction
 
 REFUSAL = Summed("the count of what was refused to token {1} in scope {0}", "tittiii")
@@ -31,20 +33,16 @@ ORDER BY last_at DESC, scope, token, action, reason
 LIMIT ?
 """
 
-PAGE = """
+QUIET = """
 SELECT scope, token, action, reason, times, first_at, last_at, sum FROM refusals
-WHERE last_at < ? AND (scope, token, action, reason) > (?, ?, ?, ?)
+WHERE last_at < ?
 ORDER BY scope, token, action, reason
-LIMIT ?
 """
 
-# Lower than every counter's.
-FIRST = ("", -1, "", "")
-
-# Not one that has counted meanwhile.
+# Not one that has counted since it was read.
 FORGET = """
 DELETE FROM refusals
-WHERE scope = ? AND token = ? AND action = ? AND reason = ? AND last_at = ?
+WHERE scope = ? AND token = ? AND action = ? AND reason = ? AND times = ?
 """
 
 
@@ -63,23 +61,20 @@ def latest(reader: Reader, most: int) -> list[Refusals]:
     return [_refusals(row) for row in reader.rows(REFUSALS, (most,))]
 
 
-def page(reader: Reader, before_ns: int, after: Row, most: int) -> list[Refusals]:
-    """The next counters behind a key (``FIRST``: all) that counted nothing since a time."""
-    return [_refusals(row) for row in reader.rows(PAGE, (before_ns, *after, most))]
+def quiet(reader: Reader, since_ns: int) -> list[Refusals]:
+    """The counters that have counted nothing since a time."""
+    return [_refusals(row) for row in reader.rows(QUIET, (since_ns,))]
 
 
-def forget(transaction: Transaction, before_ns: int, most: int) -> int:
-    """Remove some counters that counted nothing since a time, which are archived: how many."""
-    found = transaction.rows(PAGE, (before_ns, *FIRST, most))
-    transaction.executemany(FORGET, [(*row[:4], row[6]) for row in found])
-    return len(found)
-
-
-def key(counter: Refusals) -> Row:
-    """What tells a counter from others, as it is stored."""
-    return counter.scope, counter.token or 0, counter.action, counter.reason
+def forget(transaction: Transaction, counters: Sequence[Refusals]) -> None:
+    """Remove counters that are archived, unless they have counted since."""
+    transaction.executemany(FORGET, [_key(counter) for counter in counters])
 
 
 def _refusals(row: Row) -> Refusals:
     scope, token, action, reason, times, first_at, last_at = REFUSAL.checked(row)
     return Refusals(scope, token or None, action, reason, times, utc(first_at), utc(last_at))
+
+
+def _key(counter: Refusals) -> Row:
+    return counter.scope, counter.token or 0, counter.action, counter.reason, counter.times

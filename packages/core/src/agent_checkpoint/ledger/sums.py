@@ -131,8 +131,8 @@ def _is(value: Any, kind: str) -> bool:
 def _is_json(value: Any) -> bool:
     try:
         payload.decode(value)
-    except (ValueError, TypeError, RecursionError):
-        return False
+    except (ValueError, TypeError):
+        return False  # a RecursionError says nothing of the value: the caller is deep inside of others
     return type(value) is str
 
 

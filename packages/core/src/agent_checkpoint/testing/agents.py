@@ -81,14 +81,19 @@ class Agent:
                 field="agent",
             )
         with self._file("stdout").open("wb") as out, self._file("stderr").open("wb") as errors:
-            return subprocess.Popen(  # noqa: S603 -- what the test was written to run
-                [os.fspath(word) for word in words],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=errors,
-                start_new_session=True,
-            )
+            try:
+                return subprocess.Popen(  # noqa: S603 -- what the test was written to run
+                    [os.fspath(word) for word in words],
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=errors,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise InvalidInputError(
+                    f"agent: {words[0]!r} cannot be run: {error.strerror}", field="agent"
+                ) from error
 
     def _forked(self, work: Callable[[], object], environ: dict[str, str]) -> BaseProcess:
         import multiprocessing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent_checkpoint.errors import StaleLeaseError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 # What keeps the house, or is granted by the store: no write of an agent's work.
 OF_THE_STORE = ("events.", "lease.", "store.", "zombie.")
+GIVING_BACK = "lease.release"
 # How much of what an agent printed a message repeats.
 SHOWN = 2_000
 
@@ -70,15 +72,18 @@ class ZombieOutcome(NamedTuple):
 
     @property
     def noticed(self) -> bool:
-        """Whether the agent learned that it is stale: a write of it was refused, or it said so at its end."""
-        return bool(self.refused) or self._says_so
+        """Whether the agent learned that it is stale: a write of it was refused, or it said so at its end.
+
+        That it could not give its lease back is none: that comes when all is done.
+        """
+        return any(event.detail.get("action") != GIVING_BACK for event in self.refused) or self._says_so
 
     @property
     def _says_so(self) -> bool:
         return self.returncode != 0 and (
             isinstance(self.exception, StaleLeaseError)
             or self.returncode == StaleLeaseError.exit_status
-            or any(name in self.stderr for name in ("StaleLeaseError", StaleLeaseError.code))
+            or re.search(rf"\b(StaleLeaseError|{StaleLeaseError.code})\b", self.stderr) is not None
         )
 
     def assert_nothing_late(self) -> None:

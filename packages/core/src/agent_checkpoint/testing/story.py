@@ -14,7 +14,7 @@ from agent_checkpoint.errors import (
     StorageBusyError,
     WaitTimeoutError,
 )
-from agent_checkpoint.names import invalid
+from agent_checkpoint.names import invalid, real
 from agent_checkpoint.store import StateStore
 from agent_checkpoint.testing.agents import Agent, Ended
 from agent_checkpoint.testing.freezing import LOOK_SECONDS, Frozen, freeze
@@ -79,6 +79,10 @@ def zombie(
         invalid("freeze_when", "must be 'granted', 'paused' or a function of the store")
     if take_over not in ("force", "ttl"):
         invalid("take_over", "must be 'force' or 'ttl'")
+    if acts is not None and not callable(acts):
+        invalid("acts", f"must be a function that counts, not {type(acts).__name__}")
+    if real("timeout_seconds", timeout_seconds) <= 0:
+        invalid("timeout_seconds", "must be more than 0")
     with (
         tempfile.TemporaryDirectory(prefix="zombie-") as folder,
         StateStore(db) as store,
