@@ -15,7 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from agent_checkpoint import InvalidInputError, LeaseHeldError, NotAStoreError, NotFoundError, StateStore, StorageError
+from agent_checkpoint import (
+    InvalidInputError,
+    LeaseHeldError,
+    NotAStoreError,
+    NotFoundError,
+    StateStore,
+    StorageBusyError,
+    StorageError,
+)
+from agent_checkpoint.sqlite.translate import translate
 from agent_checkpoint.testing import FakeClock
 
 LONG = 30.0
@@ -373,3 +382,10 @@ def test_a_store_deleted_again_and_again_leaks_no_descriptor(store: StateStore, 
         assert store.acquire("release", "worker-a").token == 1
     store.close()
     assert not open_files(path)
+
+
+def test_a_process_that_is_frozen_while_it_opens_the_log_is_in_the_way_and_nothing_worse(path: Path) -> None:
+    # SQLite's words for it; the moment itself lasts some microseconds (tests/faults/test_frozen.py meets it at times).
+    error = translate(sqlite3.OperationalError("locking protocol"), str(path))
+    assert isinstance(error, StorageBusyError)
+    assert error.retryable

@@ -75,8 +75,14 @@ def translate_os(error: OSError, path: str) -> StorageError:
 
 
 def is_busy(error: Failure) -> bool:
-    """Whether another connection is in the way."""
-    return "is locked" in str(error)
+    """Whether another connection is in the way.
+
+    SQLite speaks of its locking protocol (SQLITE_PROTOCOL) when it has looked
+    in vain, a hundred times, for a moment in which nobody was opening the log:
+    a process that was frozen just then leaves none.
+    """
+    text = str(error)
+    return "is locked" in text or "locking protocol" in text
 
 
 def _busy(path: str, waited_seconds: float | None) -> StorageBusyError:
