@@ -249,7 +249,7 @@ STRUCK = pytest.mark.filterwarnings("ignore:unclosed (file )?<:ResourceWarning")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if hasattr(getattr(item, "module", None), "lose"):
+    if {"lose", "hear"} & set(vars(getattr(item, "module", None) or object)):
         item.add_marker(STRUCK)
     if item.path.name in UNSETTLED:
         item.add_marker(pytest.mark.long)
