@@ -26,10 +26,12 @@ class Ran(NamedTuple):
     def held(self) -> bool:
         """Whether that is as it must be: nothing found on the right store, something on a broken one.
 
-        Nothing is found where nothing was done, and no fault survived where there was none.
+        Nothing is found where nothing was done, and no fault is survived where there was none.
         """
-        did = self.report.operations > 0 and (self.report.faults or self.engine in FAULTLESS)
-        return bool(did) and bool(self.report.violations) == (self.variant is not None)
+        found, did = bool(self.report.violations), self.report.operations > 0
+        if self.variant is not None:
+            return did and found
+        return did and not found and (bool(self.report.faults) or self.engine in FAULTLESS)
 
 
 def of(ran: list[Ran]) -> str:

@@ -28,6 +28,7 @@ BAD = Report(1_000, Counter(kill=3), ["token 7 was granted twice, seed 5"])
         (None, Report(), False),
         (None, Report(1_000), False),
         ("no-fence-check", BAD, True),
+        ("no-fence-check", Report(5, Counter(), ["caught before any fault"]), True),
         ("no-fence-check", GOOD, False),
         ("no-fence-check", Report(), False),
     ],
