@@ -22,7 +22,7 @@ from agent_checkpoint.ledger.effects import FIND, SAVE
 from agent_checkpoint.ledger.events import RECORD
 from agent_checkpoint.ledger.leases import OF_SCOPE
 from benchmarks.cli import COMMAND, LEAST
-from benchmarks.floor import OWNER
+from benchmarks.floor import OWNER, SUM
 from benchmarks.harness import Plan, Row, interleave, process, timed
 
 SCOPE = "release"
@@ -68,8 +68,8 @@ class Floor:
         try:
             execute(OF_SCOPE, (SCOPE,)).fetchone()
             execute(FIND, (row[0],)).fetchone()
-            execute(SAVE, row)
-            execute(RECORD, (None, now, kind, *row[1:4], None, None, detail))
+            execute(SAVE, (*row[:6], SUM, *row[7:], SUM, row[6]))
+            execute(RECORD, (None, now, kind, *row[1:4], None, None, detail, SUM))
             execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:
