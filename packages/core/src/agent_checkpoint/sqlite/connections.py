@@ -68,7 +68,6 @@ class Connection(sqlite3.Connection):
             super().close()
 
 
-_NEVER = object()
 _numbers = count(1)
 
 
@@ -147,10 +146,7 @@ class Connections:
             raise InvalidInputError("store: is closed", field="store")
         loan = _Loan(get_ident())
         try:
-            # Noted before it has its connection: either it sees a fork coming, or the fork sees it.
-            self._lent[loan] = None
-            if forks.coming():
-                self._let_pass(loan)
+            self._note(loan)
             connection, fresh = self._find()
             loan.connection, connection.loan = weakref.ref(connection), loan
         except BaseException:
@@ -160,18 +156,25 @@ class Connections:
 
     def give_back(self, connection: Connection) -> None:
         """Keep the connection for the next user, unless it is in a state of its own."""
-        if self._lent.pop(connection.loan, _NEVER) is _NEVER:
+        loan = connection.__dict__.pop("loan", None)
+        if loan is None:
             return  # given back before; two users must never have it
-        unfit = self._closed or connection.in_transaction or connection.identity != self._identity
-        if unfit or len(self._idle) >= KEPT:
-            connection.close()
-        else:
-            self._idle.append(connection)
+        try:
+            unfit = self._closed or connection.in_transaction or connection.identity != self._identity
+            if unfit or len(self._idle) >= KEPT:
+                connection.close()
+            else:
+                self._idle.append(connection)
+                if self._closed:  # since it was looked at: who closes looks at the idle ones once
+                    _close_all(self._idle)
+        finally:
+            # Last, or a fork would come while the connection is neither lent nor idle.
+            self._lent.pop(loan, None)
 
     def discard(self, connection: Connection) -> None:
         """Close a connection instead of giving it back."""
         connection.close()
-        self._lent.pop(connection.loan, None)
+        self._lent.pop(connection.__dict__.pop("loan", None), None)
 
     def is_current(self, connection: Connection) -> bool:
         """Whether the connection is to the file that is at the path now."""
@@ -184,7 +187,12 @@ class Connections:
     def close(self) -> None:
         """Close what is idle; what is lent is closed when it comes back."""
         self._closed = True
-        self._drop()
+        loan = _Loan(get_ident())
+        try:
+            self._note(loan)
+            self._drop()
+        finally:
+            self._lent.pop(loan, None)
 
     def withdraw(self, deadline: float) -> None:
         """Before a fork: have no connection open, if the other threads allow it until ``deadline``."""
@@ -200,9 +208,11 @@ class Connections:
         the parent is using; so the file cannot be opened anew here either.
         """
         out = [loan for loan in self._lent if loan.is_out()]
-        if out:
+        if out or self._idle:  # idle: what came back after the last look
             for loan in out:
                 leak(loan.connection() if loan.connection is not None else None)
+            leak(list(self._idle))
+            self._idle.clear()
             try:
                 file = os.stat(self._path)
             except OSError:
@@ -212,8 +222,9 @@ class Connections:
         self._lent.clear()
         self._identity = None
 
-    def _let_pass(self, loan: _Loan) -> None:
-        """Step back for the fork that another thread is about to make, then note the user again."""
+    def _note(self, loan: _Loan) -> None:
+        """Note a user before it touches a connection: either it sees a fork coming, or the fork sees it."""
+        self._lent[loan] = None
         while forks.coming():
             del self._lent[loan]
             forks.wait()
@@ -231,12 +242,16 @@ class Connections:
             # old connections would write to is nobody's store any more.
             _refuse_poisoned(identity, self._path)
             self._drop()
-        try:
-            return self._idle.pop(), fresh
-        except IndexError:
-            connection = self._open(file, fresh)
-            connection.identity = self._identity = identity
-            return connection, fresh
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self._open(file, fresh)
+                connection.identity = self._identity = identity
+                return connection, fresh
+            if connection.identity == identity:
+                return connection, fresh
+            connection.close()  # it came back while the file was being replaced
 
     def _unreachable(self, error: OSError) -> AgentCheckpointError:
         """What a file that cannot be looked at means to the caller."""
@@ -296,15 +311,19 @@ def refuse_foreign(connection: Connection, path: str, busy_seconds: float) -> No
 
 
 def _close_all(idle: list[Connection]) -> None:
-    while idle:
-        idle.pop().close()
+    while True:
+        try:
+            connection = idle.pop()
+        except IndexError:  # not asked for before: others close, too
+            return
+        connection.close()
 
 
-def leak(connection: Connection | None) -> None:
+def leak(connections: object) -> None:
     """Keep an object alive until the process ends, beyond the interpreter's own clean-up."""
     import ctypes
 
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connections))
 
 
 def _refuse_poisoned(identity: tuple[int, int], path: str) -> None:

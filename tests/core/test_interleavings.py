@@ -1,0 +1,193 @@
+"""What another thread does may come between any two steps of a call: close the store, fork, replace the file.
+
+A call runs in a thread of its own, which a trace function halts before one line
+of ``agent_checkpoint.sqlite`` after the other; while it is halted, the other
+thing is done. Chance would have to be lucky to hit the same places.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import agent_checkpoint.sqlite
+from agent_checkpoint import InvalidInputError, ReentrancyError, StateStore
+from agent_checkpoint.sqlite import connections
+
+LONG = 60.0
+OURS = str(Path(agent_checkpoint.sqlite.__file__).parent)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc")
+
+
+class Halted(threading.Thread):
+    """A call that is halted before its n-th line in the package of SQLite."""
+
+    def __init__(self, call: Callable[[], object], line: int) -> None:
+        super().__init__(daemon=True)
+        self._call = call
+        self._left = line
+        self._at = threading.Event()
+        self._go_on = threading.Event()
+        self.where = ""
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        sys.settrace(self._trace)
+        try:
+            self._call()
+        except BaseException as error:
+            self.error = error
+        finally:
+            sys.settrace(None)
+            self._at.set()
+
+    def halts(self) -> bool:
+        """Run up to the line; False where the call has fewer."""
+        self.start()
+        assert self._at.wait(LONG)
+        return bool(self.where)
+
+    def ends(self) -> BaseException | None:
+        """Run the rest; what the call raised."""
+        self._go_on.set()
+        self.join(LONG)
+        assert not self.is_alive(), f"hangs after {self.where}"
+        return self.error
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(OURS):
+            return None
+        if event == "line":
+            self._left -= 1
+            if self._left == 0:
+                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                self._at.set()
+                self._go_on.wait(LONG)
+        return self._trace
+
+
+def read(store: StateStore) -> object:
+    return store.get_lease("release")
+
+
+def write(store: StateStore) -> object:
+    return store.put_checkpoint("deploy", {"by": "the halted one"})
+
+
+calls = pytest.mark.parametrize("call", [read, write])
+
+
+def new_store(path: Path, by: str = "the first") -> StateStore:
+    store = StateStore(path, busy_timeout_seconds=LONG)
+    store.initialize()
+    store.put_checkpoint("deploy", {"by": by})
+    return store
+
+
+def newest(store: StateStore) -> object:
+    """Who has saved the last checkpoint."""
+    checkpoint = store.get_checkpoint("deploy")
+    assert checkpoint is not None
+    return checkpoint.data["by"]
+
+
+def halted_everywhere(folder: Path, call: Callable[[StateStore], object]) -> Iterator[tuple[StateStore, Path, Halted]]:
+    """The call on a store of its own, halted at each of its lines in turn."""
+    line = 1
+    while True:
+        path = folder / f"{line}.db"
+        store = new_store(path)
+        halted = Halted(lambda store=store: call(store), line)  # type: ignore[misc]
+        if not halted.halts():
+            assert halted.ends() is None
+            store.close()
+            break
+        yield store, path, halted
+        line += 1
+    assert line > 20, "too few lines: is the call traced?"
+
+
+def open_files(path: Path) -> list[str]:
+    """The files of a store that this process has open; the gate is left to whoever comes next."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue
+        if target.startswith(str(path)) and "-gate" not in target:
+            found.append(target)
+    return found
+
+
+@calls
+def test_a_store_closed_during_a_call_leaves_no_file_open(tmp_path: Path, call: Callable[[StateStore], object]) -> None:
+    for store, path, halted in halted_everywhere(tmp_path, call):
+        store.close()
+        error = halted.ends()
+        assert error is None or (isinstance(error, InvalidInputError) and "is closed" in str(error)), halted.where
+        assert open_files(path) == [], halted.where
+
+
+@calls
+def test_after_a_file_was_replaced_during_a_call_the_next_sees_the_new_one(
+    tmp_path: Path, call: Callable[[StateStore], object]
+) -> None:
+    for store, path, halted in halted_everywhere(tmp_path, call):
+        other = tmp_path / "other.db"
+        new_store(other, by="the other file").close()
+        for suffix in ("-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink()
+        os.replace(other, path)
+        if call is read:  # it is in nobody's way: another thread has seen the new file before it goes on
+            assert newest(store) == "the other file"
+        halted.ends()
+        for by in ("a", "b"):  # more than the one connection that may be idle
+            with StateStore(path) as fresh:
+                assert newest(store) == newest(fresh), halted.where
+            store.put_checkpoint("deploy", {"by": by})
+        assert [file for file in open_files(path) if file.endswith("(deleted)")] == [], halted.where
+        store.close()
+
+
+@pytest.mark.parametrize("call", [read, write, StateStore.close])
+def test_a_child_forked_during_a_call_has_no_connection_of_its_parent_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[StateStore], object]
+) -> None:
+    monkeypatch.setattr(connections, "FORK_PATIENCE", 0.01)
+    for store, path, halted in halted_everywhere(tmp_path, call):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads
+            child = os.fork()
+        if child == 0:
+            os._exit(_used_in_the_child(store, path))
+        verdict = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert halted.ends() is None, halted.where
+        assert verdict in (FINE, REFUSED), (halted.where, verdict)
+        store.close()
+        with StateStore(path) as again:
+            again.put_checkpoint("deploy", {"by": "the parent"})
+
+
+FINE, REFUSED, INHERITED, BROKEN = 0, 10, 11, 12
+
+
+def _used_in_the_child(store: StateStore, path: Path) -> int:
+    inherited = open_files(path)
+    try:
+        with StateStore(path) as mine:  # the parent may have closed its own
+            read(mine)
+    except ReentrancyError:
+        return REFUSED
+    except BaseException:
+        return BROKEN
+    return INHERITED if inherited else FINE
