@@ -7,8 +7,8 @@ known: that is where a caller could wait for itself.
 from __future__ import annotations
 
 import os
-import threading
 import weakref
+from _thread import _local
 
 from agent_checkpoint.errors import ReentrancyError
 
@@ -28,7 +28,7 @@ class _Thread:
     __slots__ = ("__weakref__",)
 
 
-class _Mine(threading.local):
+class _Mine(_local):
     def __init__(self) -> None:
         self.thread = _Thread()
 

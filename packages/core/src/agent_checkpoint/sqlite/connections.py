@@ -7,8 +7,8 @@ import sqlite3
 import stat
 import sys
 import weakref
+from _thread import get_ident
 from itertools import count
-from threading import get_ident
 from time import monotonic, sleep
 
 from agent_checkpoint.errors import InvalidInputError, NotAStoreError, NotFoundError, ReentrancyError

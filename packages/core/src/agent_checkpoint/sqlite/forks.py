@@ -11,7 +11,7 @@ as when a transaction's block forks, cannot be used by the child.
 from __future__ import annotations
 
 import os
-import threading
+from _thread import allocate_lock, get_ident
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ generation = 0
 
 _forking = False
 _forker = 0
-_lock = threading.Lock()
+_lock = allocate_lock()
 _before: list[Callable[[], None]] = []
 _in_child: list[Callable[[], None]] = []
 
@@ -47,13 +47,13 @@ def wait() -> None:
 
 
 def _lock_is_mine() -> bool:
-    return _forker == threading.get_ident()
+    return _forker == get_ident()
 
 
 def _prepare() -> None:
     global _forking, _forker
     _lock.acquire()
-    _forker = threading.get_ident()
+    _forker = get_ident()
     _forking = True
     for call in _before:
         call()
@@ -69,7 +69,7 @@ def _in_new_child() -> None:
     global generation, _forking, _lock
     generation += 1
     _forking = False
-    _lock = threading.Lock()
+    _lock = allocate_lock()
     for call in _in_child:
         call()
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
+from _thread import allocate_lock, get_ident
 from collections import deque
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, lockf
 
@@ -27,6 +27,7 @@ from agent_checkpoint.sqlite.blockers import holder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _thread import LockType
     from collections.abc import Collection
 
 TRY = LOCK_EX | LOCK_NB
@@ -36,7 +37,7 @@ HANDED = -1
 GLANCE_SECONDS = 0.05
 
 _gates: dict[tuple[int, int], Gate] = {}
-_opening = threading.Lock()
+_opening = allocate_lock()
 # Gates that a store does not use any more.
 _unused: deque[Gate] = deque()
 
@@ -101,7 +102,7 @@ def _close_unused() -> None:
 
 def refuse_reentrancy(inside: Collection[int]) -> None:
     """Raise ``ReentrancyError`` when this thread is among those inside a transaction."""
-    if threading.get_ident() in inside:
+    if get_ident() in inside:
         raise ReentrancyError(
             "the body of a store transaction called the store: it would wait for itself",
             hint="use the transaction's own methods inside its block, the store after it",
@@ -119,8 +120,8 @@ class Gate:
 
     def reset(self) -> None:
         """Forget what the parent process had: a child holds no lock and has no threads."""
-        self._mutex = threading.Lock()
-        self._queue: deque[threading.Lock] = deque()
+        self._mutex = allocate_lock()
+        self._queue: deque[LockType] = deque()
         # The thread that is inside, 0: none, HANDED: the next one, which has not noticed yet.
         # The only word on it, so that an interrupt finds it in one state or the other.
         self._inside = 0
@@ -135,7 +136,7 @@ class Gate:
         Raises:
             ReentrancyError: this thread is inside already.
         """
-        me = threading.get_ident()
+        me = get_ident()
         if self._inside == me:
             self.refuse_reentrancy()
         with self._mutex:
@@ -164,7 +165,7 @@ class Gate:
 
     def leave(self, thread: int | None = None) -> None:
         """Let the next one in, if ``thread`` (this one) is inside."""
-        if self._inside == (thread or threading.get_ident()):
+        if self._inside == (thread or get_ident()):
             lockf(self.descriptor, LOCK_UN)
             self._pass_on()
 
@@ -184,7 +185,7 @@ class Gate:
 
     def _queue_up(self, me: int, patience: float) -> bool:
         """Wait until the threads that came before have had their turn."""
-        turn = threading.Lock()
+        turn = allocate_lock()
         turn.acquire()
         with self._mutex:
             if self._inside == 0:
@@ -201,7 +202,7 @@ class Gate:
             raise
         return False
 
-    def _step_back(self, turn: threading.Lock) -> bool:
+    def _step_back(self, turn: LockType) -> bool:
         """Leave the queue; False when the turn was handed over just now."""
         with self._mutex:
             if turn not in self._queue:
@@ -246,15 +247,17 @@ class _Helper:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         # Used as signals: taken from the start, released once for each question and answer.
-        self._asked = threading.Lock()
+        self._asked = allocate_lock()
         self._asked.acquire()
-        self._answer = threading.Lock()
+        self._answer = allocate_lock()
         self._answer.acquire()
-        self._state = threading.Lock()
+        self._state = allocate_lock()
         self._wanted = False
         self._ended = False
         self.waiting = False
-        threading.Thread(target=self._serve, name="agent-checkpoint-gate", daemon=True).start()
+        from threading import Thread
+
+        Thread(target=self._serve, name="agent-checkpoint-gate", daemon=True).start()
 
     def take(self, patience: float) -> bool:
         """Wait for the lock; False when it did not come in time (it is then passed on)."""
@@ -308,7 +311,7 @@ class _Helper:
 
 def _reset_all() -> None:
     global _opening
-    _opening = threading.Lock()
+    _opening = allocate_lock()
     for gate in _gates.values():
         gate.reset()
 

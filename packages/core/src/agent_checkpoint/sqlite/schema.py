@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import threading
+from _thread import allocate_lock
 from contextlib import suppress
 
 from agent_checkpoint.errors import NotAStoreError, StorageError, StorageUnreachableError
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_making = threading.Lock()
+_making = allocate_lock()
 
 # Bytes of the smallest SQLite database; what is shorter, SQLite would take for empty.
 SMALLEST = 512
@@ -165,7 +165,7 @@ def statements(script: str) -> Iterator[str]:
 
 def _forget_makers() -> None:
     global _making
-    _making = threading.Lock()
+    _making = allocate_lock()
 
 
 forks.at_fork(in_child=_forget_makers)

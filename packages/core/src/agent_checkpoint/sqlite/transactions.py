@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import get_ident
+from _thread import get_ident
 from time import monotonic
 
 from agent_checkpoint.database import Reader, Transaction
