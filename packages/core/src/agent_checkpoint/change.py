@@ -166,35 +166,22 @@ class Changes:
         terms: Terms = ORDINARY,
     ) -> Any:
         """Run it; what a lost server or a deadlock has surely undone, again."""
+        telling = self._plugins.listening()
         until = monotonic() + self.database.patience_seconds
         while True:
+            answer: Any = None
             try:
-                return self._run_once(locks, decide, write, veto, terms, until)
+                with self.database.transaction(locks, terms) as transaction:
+                    change = Change._make((transaction, [], {}))
+                    answer = decide(change) if veto is None else Refused(veto, write)
+                    told = _write_down(change, answer, telling)
+                break
             except StorageError as error:
                 if not error.undone or monotonic() >= until:
+                    if isinstance(answer, Refused):
+                        raise _unrecorded(answer) from None
                     raise
             sleep(PAUSE_SECONDS)
-
-    def _run_once(
-        self,
-        locks: tuple[str, ...],
-        decide: Decide,
-        write: Write | None,
-        veto: FenceRefusedError | None,
-        terms: Terms,
-        until: float,
-    ) -> Any:
-        telling = self._plugins.listening()
-        answer: Any = None
-        try:
-            with self.database.transaction(locks, terms) as transaction:
-                change = Change._make((transaction, [], {}))
-                answer = decide(change) if veto is None else Refused(veto, write)
-                told = _write_down(change, answer, telling)
-        except StorageError as error:
-            if isinstance(answer, Refused) and not (error.undone and monotonic() < until):
-                raise _unrecorded(answer) from None
-            raise
         if told:
             self._plugins.tell(told)
         if isinstance(answer, Refused):

@@ -83,7 +83,7 @@ def record(transaction: Transaction, events: Sequence[Happened], telling: bool) 
     number = transaction.event_id
     rows = []
     for *parts, detail in events:
-        values = (at, *parts, _text(detail))
+        values = (at, *parts, _text(detail) if detail else "{}")
         rows.append((number(), *values, sums.of(values)))
     if telling:
         return [_event((transaction.rows(RECORD_TELLING, row)[0][0], *row[1:-1])) for row in rows]
@@ -95,8 +95,6 @@ def record(transaction: Transaction, events: Sequence[Happened], telling: bool) 
 
 
 def _text(detail: dict[str, Any]) -> str:
-    if not detail:
-        return "{}"
     return detail.text if isinstance(detail, payload.Encoded) else payload.dump(detail)
 
 
@@ -163,7 +161,7 @@ def skip_to(transaction: Transaction, number: int, happened: Happened) -> None:
     kind, scope, owner, token, workflow, sequence, detail = happened
     numbered = transaction.event_id() or number
     at = transaction.moment.wall_ns
-    values = (at, kind, scope, owner, token, workflow, sequence, _text(detail))
+    values = (at, kind, scope, owner, token, workflow, sequence, _text(detail) if detail else "{}")
     transaction.run(RECORD, (numbered, *values, sums.of(values)))
 
 

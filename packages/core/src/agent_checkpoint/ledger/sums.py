@@ -36,7 +36,7 @@ FORMAT = 2
 
 def of(row: Row) -> int:
     """The sum of a row's columns."""
-    return crc32(dumps(tuple(row), FORMAT))
+    return crc32(dumps(row if type(row) is tuple else tuple(row), FORMAT))
 
 
 def of_text(text: str) -> int:

@@ -48,20 +48,17 @@ def remaining(row: LeaseRow | Ticket | Beat, moment: Moment) -> Remaining:
     if row.domain and moment.domain:
         lived = moment.ticks_ns - row.beat_ticks
         if row.domain == moment.domain and lived >= -FUTURE_NS:
-            return Remaining._make((_within(row.ttl_ns - lived, row.ttl_ns), "ttl", False))
+            ttl_ns = row.ttl_ns
+            return Remaining._make((0 if lived >= ttl_ns else ttl_ns - lived if lived > 0 else ttl_ns, "ttl", False))
         if moment.one_kernel:
             return Remaining(0, "reboot")
     left = row.expires_at - moment.wall_ns
-    return Remaining(_within(left, row.ttl_ns), "ttl", left > row.ttl_ns)
+    return Remaining(max(0, min(left, row.ttl_ns)), "ttl", left > row.ttl_ns)
 
 
 def lies_ahead(row: LeaseRow | Ticket, moment: Moment) -> bool:
     """Whether it was renewed in what is the future by the wall clock that decides: by more than noise."""
     return remaining(row, moment).clamp and row.expires_at - row.ttl_ns > moment.wall_ns + FUTURE_NS
-
-
-def _within(left: int, ttl_ns: int) -> int:
-    return 0 if left < 0 else left if left < ttl_ns else ttl_ns
 
 
 def left(row: LeaseRow | Ticket, moment: Moment, alive: Alive) -> Remaining:

@@ -146,7 +146,10 @@ class Connections:
             raise InvalidInputError("store: is closed", field="store")
         loan = _Loan(get_ident())
         try:
-            self._note(loan)
+            # Noted before it has its connection: either it sees a fork coming, or the fork sees it.
+            self._lent[loan] = None
+            if forks.coming:
+                self._let_pass(loan)
             connection, fresh = self._find()
             loan.connection, connection.loan = weakref.ref(connection), loan
         except BaseException:
@@ -189,7 +192,9 @@ class Connections:
         self._closed = True
         loan = _Loan(get_ident())
         try:
-            self._note(loan)
+            self._lent[loan] = None
+            if forks.coming:
+                self._let_pass(loan)
             self._drop()
         finally:
             self._lent.pop(loan, None)
@@ -222,10 +227,9 @@ class Connections:
         self._lent.clear()
         self._identity = None
 
-    def _note(self, loan: _Loan) -> None:
-        """Note a user before it touches a connection: either it sees a fork coming, or the fork sees it."""
-        self._lent[loan] = None
-        while forks.coming():
+    def _let_pass(self, loan: _Loan) -> None:
+        """Step back for the fork that another thread is about to make, then note the user again."""
+        while forks.coming and not forks.is_mine():
             del self._lent[loan]
             forks.wait()
             self._lent[loan] = None

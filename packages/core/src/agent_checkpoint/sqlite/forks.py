@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 generation = 0
 """How many forks lie between this process and the one that imported the module."""
 
-_forking = False
+coming = False
+"""Whether a thread of this process is about to fork, be it this one."""
+
 _forker = 0
 _lock = allocate_lock()
 _before: list[Callable[[], None]] = []
@@ -35,9 +37,9 @@ def at_fork(*, before: Callable[[], None] | None = None, in_child: Callable[[], 
         _in_child.append(in_child)
 
 
-def coming() -> bool:
-    """Whether another thread is about to fork."""
-    return _forking and not _lock_is_mine()
+def is_mine() -> bool:
+    """Whether it is this thread that is about to."""
+    return _forker == get_ident()
 
 
 def wait() -> None:
@@ -46,29 +48,25 @@ def wait() -> None:
         pass
 
 
-def _lock_is_mine() -> bool:
-    return _forker == get_ident()
-
-
 def _prepare() -> None:
-    global _forking, _forker
+    global coming, _forker
     _lock.acquire()
     _forker = get_ident()
-    _forking = True
+    coming = True
     for call in _before:
         call()
 
 
 def _in_parent() -> None:
-    global _forking
-    _forking = False
+    global coming
+    coming = False
     _lock.release()
 
 
 def _in_new_child() -> None:
-    global generation, _forking, _lock
+    global generation, coming, _lock
     generation += 1
-    _forking = False
+    coming = False
     _lock = allocate_lock()
     for call in _in_child:
         call()

@@ -124,7 +124,7 @@ class Gate:
         self._queue: deque[LockType] = deque()
         # The thread that is inside, 0: none, HANDED: the next one, which has not noticed yet.
         # The only word on it, so that an interrupt finds it in one state or the other.
-        self._inside = 0
+        self.inside = 0
         self._retired = False
         self._helper: _Helper | None = None
 
@@ -137,15 +137,15 @@ class Gate:
             ReentrancyError: this thread is inside already.
         """
         me = get_ident()
-        if self._inside == me:
+        if self.inside == me:
             self.refuse_reentrancy()
         with self._mutex:
             if self._retired:
                 return False
-            if self._inside == 0:
-                self._inside = me
+            if self.inside == 0:
+                self.inside = me
         try:
-            if self._inside != me:
+            if self.inside != me:
                 started = time.monotonic()
                 if not self._queue_up(me, patience):
                     return False
@@ -160,12 +160,12 @@ class Gate:
 
     def refuse_reentrancy(self) -> None:
         """Raise ``ReentrancyError`` when this thread is inside."""
-        if self._inside:
-            refuse_reentrancy((self._inside,))
+        if self.inside:
+            refuse_reentrancy((self.inside,))
 
     def leave(self, thread: int | None = None) -> None:
         """Let the next one in, if ``thread`` (this one) is inside."""
-        if self._inside == (thread or get_ident()):
+        if self.inside == (thread or get_ident()):
             lockf(self.descriptor, LOCK_UN)
             self._pass_on()
 
@@ -174,7 +174,7 @@ class Gate:
         if not self._mutex.acquire(blocking=False):
             return False
         try:
-            if self._inside or (self._helper is not None and self._helper.waiting):
+            if self.inside or (self._helper is not None and self._helper.waiting):
                 return False
             self._retired = True
         finally:
@@ -188,16 +188,16 @@ class Gate:
         turn = allocate_lock()
         turn.acquire()
         with self._mutex:
-            if self._inside == 0:
-                self._inside = me
+            if self.inside == 0:
+                self.inside = me
                 return True
             self._queue.append(turn)
         try:
             if turn.acquire(timeout=max(0.0, patience)) or not self._step_back(turn):
-                self._inside = me
+                self.inside = me
                 return True
         except BaseException:
-            if not self._step_back(turn) and self._inside != me:
+            if not self._step_back(turn) and self.inside != me:
                 self._pass_on()
             raise
         return False
@@ -213,10 +213,10 @@ class Gate:
     def _pass_on(self) -> None:
         with self._mutex:
             if self._queue:
-                self._inside = HANDED
+                self.inside = HANDED
                 self._queue.popleft().release()
             else:
-                self._inside = 0
+                self.inside = 0
 
     def _lock(self, patience: float) -> bool:
         helper = self._helper

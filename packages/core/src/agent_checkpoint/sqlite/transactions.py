@@ -95,30 +95,36 @@ class SqliteTransaction(Transaction):
 
     def __init__(self, database: SqliteDatabase, terms: Terms) -> None:
         self._database = database
-        self._migrating, patience, within, durable = terms
-        self._busy_seconds = database.busy_seconds if within is None else min(within, database.busy_seconds)
-        self._level = database.synchronous if durable else "normal"
-        self._patience = self._busy_seconds / 2 if patience is None else min(patience, self._busy_seconds / 2)
+        self._terms = terms
         self._thread = get_ident()
         self._generation = forks.generation
         self._bells: list[str] = []
 
     def __enter__(self) -> SqliteTransaction:
         database = self._database
+        migrating, patience, within, durable = self._terms
+        busy_seconds = database.busy_seconds
+        if within is not None and within < busy_seconds:
+            busy_seconds = within
+        half = busy_seconds / 2
         started = monotonic()
         if database.writers:
             refuse_reentrancy(database.writers)
         try:
             if database.gate is None:
                 # What is at the path is looked at before a sidecar is put beside it.
-                database.connections.give_back(database.borrow(self._migrating))
+                database.connections.give_back(database.borrow(migrating))
             gate = database.gate or database.open_gate()
             if gate is not None:
-                gate.refuse_reentrancy()
+                if gate.inside:
+                    gate.refuse_reentrancy()
                 self._gate = gate  # noted before entering: an interrupt may come between the two
-                gate.enter(self._patience)
-            self._lent = database.borrow(self._migrating)
-            self._begin(self._lent, started)
+                gate.enter(half if patience is None or patience > half else patience)
+            self._lent = connection = database.borrow(migrating)
+            level = database.synchronous if durable else "normal"
+            if connection.level != level:  # SQLite ignores it inside a transaction
+                self._set_level(connection, level)
+            self._begin(connection, started, busy_seconds)
             database.writers.add(self._thread)
             self.moment = database.moment()
         except BaseException:
@@ -227,16 +233,20 @@ class SqliteTransaction(Transaction):
             raise ReentrancyError("this process was forked inside a store transaction, which is its parent's to use")
         raise StorageError(f"{self._database.name}: the transaction has ended, nothing of it was written")
 
-    def _begin(self, connection: Connection, started: float) -> None:
+    def _set_level(self, connection: Connection, level: str) -> None:
         try:
-            if connection.level != self._level:  # SQLite ignores it inside a transaction
-                connection.run(f"PRAGMA synchronous={self._level}")
-                connection.level = self._level
+            connection.run(f"PRAGMA synchronous={level}")
+        except FAILURES as error:
+            raise translate(error, self._database.name) from error
+        connection.level = level
+
+    def _begin(self, connection: Connection, started: float, busy_seconds: float) -> None:
+        try:
             connection.run("BEGIN IMMEDIATE")
         except FAILURES as error:
             if not is_busy(error):
                 raise translate(error, self._database.name) from error
-            self._begin_late(connection, started + self._busy_seconds)
+            self._begin_late(connection, started, busy_seconds)
         if monotonic() - started > A_WAIT and not self._database.connections.is_current(connection):
             raise StorageBusyError(
                 f"{self._database.name} was replaced while this call waited for it; nothing was written",
@@ -245,16 +255,17 @@ class SqliteTransaction(Transaction):
                 blocker=None,
             )
 
-    def _begin_late(self, connection: Connection, deadline: float) -> None:
+    def _begin_late(self, connection: Connection, started: float, busy_seconds: float) -> None:
         """Somebody went around the gate, or sits on the lock."""
-        left = deadline - monotonic()
         try:
-            patiently(left, lambda: connection.run("BEGIN IMMEDIATE"))
+            patiently(started + busy_seconds - monotonic(), lambda: connection.run("BEGIN IMMEDIATE"))
         except FAILURES as error:
-            raise translate(error, self._database.name, self._busy_seconds) from error
+            raise translate(error, self._database.name, busy_seconds) from error
 
     def _commit(self) -> None:
-        connection = self._open()
+        connection = self._lent
+        if connection is None or not connection.in_transaction:
+            self._refuse()
         try:
             connection.run("COMMIT")
         except FAILURES as error:
