@@ -30,8 +30,8 @@ PROBE = 12
 WINDOWS = (256, 65_536)
 # More hunks than these are no difference but another value.
 MOST_HUNKS = 128
-# A run is compared in steps that grow from here to there; larger copies leave the processor's cache.
-FIRST_STEP = 64
+# Where a run ends is looked for in steps that grow from here to there, and shrink again.
+SMALLEST_STEP = 64
 LARGEST_STEP = 65_536
 # What a difference costs beside its bytes, when it is weighed against a full copy: a row, and its reading.
 ROW_COST = 64
@@ -110,18 +110,25 @@ def _hunks(difference: bytes) -> Iterator[tuple[int, int, int, int, int]]:
 def _common(old: bytes, at: int, new: bytes, here: int) -> int:
     """How many bytes are the same from there on."""
     most = min(len(old) - at, len(new) - here)
-    run, step = 0, FIRST_STEP
-    while run < most:
+    whole = memoryview(old)  # whose parts are not copied
+    if new.startswith(whole[at : at + most], here):
+        return most
+    run, step, largest = 0, SMALLEST_STEP, LARGEST_STEP
+    while True:
         step = min(step, most - run)
-        if old[at + run : at + run + step] == new[here + run : here + run + step]:
+        if new.startswith(whole[at + run : at + run + step], here + run):
             run += step
-            step = min(step * 8, LARGEST_STEP)
-        elif step == 1:
-            break
+            step = min(step * 8, largest)
+        elif step > SMALLEST_STEP:
+            step = largest = max(SMALLEST_STEP, step // 8)
         else:
-            step = max(1, step // 8)
-            most = min(most, run + step * 16)
-    return run
+            return run + _common_here(old[at + run : at + run + step], new[here + run : here + run + step])
+
+
+def _common_here(old: bytes, new: bytes) -> int:
+    """The same for a few bytes, which are numbers whose first bits are the same."""
+    differing = int.from_bytes(old, "big") ^ int.from_bytes(new, "big")
+    return len(old) - (differing.bit_length() + 7) // 8
 
 
 def _meet(old: bytes, at: int, new: bytes, here: int) -> tuple[int, int] | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -258,8 +257,8 @@ class ThreadImport:
             new = [
                 write
                 for write in writes
-                if (task_id, write.index) not in saved
-                or (write.index < 0 and saved[task_id, write.index] != (task_path, write.channel, *write.value))
+                if (task_id, write.idx) not in saved
+                or (write.idx < 0 and saved[task_id, write.idx] != (task_path, write.channel, *write.value))
             ]
             if new:
                 _do(part, WritesSave(where, new, task_id, task_path, bare))
@@ -292,7 +291,7 @@ class ThreadImport:
             for channel, value in saving.changed.items()
             if channel not in parent.state or parent.versions.get(channel) != saving.versions.get(channel)
         }
-        return replace(saving, changed=changed)
+        return saving._replace(changed=changed)
 
     def _address(self, namespace: str, checkpoint_id: str | None) -> Address:
         configurable = {"thread_id": self._thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}

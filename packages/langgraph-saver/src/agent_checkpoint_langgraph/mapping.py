@@ -10,8 +10,7 @@ import hashlib
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, get_checkpoint_metadata
 
@@ -86,8 +85,7 @@ def looks_secret(key: str) -> bool:
     return last in SECRET_WORDS or (last in ("key", "keys") and bool(before) and before[-1] in KEYS_OF)
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(NamedTuple):
     """Which thread, which namespace of it, which checkpoint (None: the latest)."""
 
     thread_id: str
@@ -149,8 +147,7 @@ def address(config: RunnableConfig) -> Address:
     )
 
 
-@dataclass(frozen=True)
-class Saving:
+class Saving(NamedTuple):
     """A checkpoint, ready to be stored.
 
     ``spare`` is what the unchanged channels hold that are not known to be in the
@@ -217,11 +214,10 @@ def saving(
     )
 
 
-@dataclass(frozen=True)
-class TaskWrite:
-    """One write of a task; a special one (error, interrupt, …) has a negative index, and its last value counts."""
+class TaskWrite(NamedTuple):
+    """One write of a task; a special one (error, interrupt, …) has a negative ``idx``, and its last value counts."""
 
-    index: int
+    idx: int
     channel: str
     value: Typed
 

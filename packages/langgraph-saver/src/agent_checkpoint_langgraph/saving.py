@@ -157,8 +157,8 @@ class WritesSave:
     def planned(self) -> FencedWrite:
         """The write."""
         where = self._where
-        regular = [write for write in self._writes if write.index >= 0]
-        special = {write.index: write for write in self._writes if write.index < 0}.values()
+        regular = [write for write in self._writes if write.idx >= 0]
+        special = {write.idx: write for write in self._writes if write.idx < 0}.values()
 
         def store(part: Part) -> None:
             history = history_of(part, where)
@@ -171,7 +171,7 @@ class WritesSave:
         return self._guarded("langgraph.save-writes", store)
 
     def _row(self, history: int, write: TaskWrite) -> tuple[Any, ...]:
-        place = (history, self._where.checkpoint_id, self._task_id, write.index, self._task_path)
+        place = (history, self._where.checkpoint_id, self._task_id, write.idx, self._task_path)
         return (*place, write.channel, *write.value)
 
     def settle(self, answer: None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ormsgpack
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
@@ -38,7 +38,7 @@ class StrictSerializer(JsonPlusSerializer):
 
     def __init__(self, allowed: Any = None) -> None:
         super().__init__(allowed_msgpack_modules=allowed)
-        self._returning: set[type] = set()
+        self.returning: set[type] = set()
         """Types that were found to come back."""
 
     def dumps_typed(self, obj: Any) -> Typed:
@@ -63,18 +63,17 @@ class StrictSerializer(JsonPlusSerializer):
         clone = super().with_msgpack_allowlist(extra_allowlist)
         assert isinstance(clone, StrictSerializer)
         if clone is not self:
-            clone._returning = set()
+            clone.returning = set()
         return clone
 
     def check_returns(self, kind: type, packed: ormsgpack.Ext) -> None:
-        """Raise ``InvalidInputError`` where a type would be refused when it is loaded; looked at once for each."""
-        if kind not in self._returning:
-            try:
-                self.loads_typed(("msgpack", ormsgpack.packb(packed)))
-            except InvalidInputError as refusal:
-                _now.refusal = refusal
-                raise
-            self._returning.add(kind)
+        """Note that a type comes back, or raise ``InvalidInputError`` where it would be refused when it is loaded."""
+        try:
+            self.loads_typed(("msgpack", ormsgpack.packb(packed)))
+        except InvalidInputError as refusal:
+            _now.refusal = refusal
+            raise
+        self.returning.add(kind)
 
     def loads_typed(self, data: Typed) -> Any:
         """The value back.
@@ -146,22 +145,68 @@ def _make_encoder() -> Callable[[Any], bytes]:
     private = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(private)
     private._option &= ~ormsgpack.OPT_REPLACE_SURROGATES  # type: ignore[attr-defined]
-    private._msgpack_default = _checking(private._msgpack_default)  # type: ignore[attr-defined]
+    private._msgpack_default = _Packer(private).pack  # type: ignore[attr-defined]
     encode: Callable[[Any], bytes] = private._msgpack_enc
     return encode
 
 
-def _checking(default: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What packs a value that msgpack does not know, with a look at whether it would come back."""
+class _Packer:
+    """Packs what msgpack does not know as LangGraph does, with a look at whether it would come back.
 
-    def pack(value: Any) -> Any:
-        packed = default(value)
+    A state is mostly messages, which are pydantic's models: for their types it
+    is found out once what LangGraph finds out for each value, which takes half
+    the time. Only where it makes the same bytes of the first value of a type.
+    """
+
+    def __init__(self, private: Any) -> None:
+        self._default = private._msgpack_default
+        self._option = private._option
+        self._model_tag: int | None = getattr(private, "EXT_PYDANTIC_V2", None)
+        self._models: dict[type, _Model | None] = {}
+
+    def pack(self, value: Any) -> Any:
+        """What stands for the value.
+
+        Raises:
+            InvalidInputError: it would not come back.
+        """
+        kind = type(value)
+        model = self._models.get(kind)
+        if model is not None:
+            packed = self._packed(model, value)
+        else:
+            packed = self._default(value)
+            if kind not in self._models:
+                self._learn(value, packed)
         serializer = getattr(_now, "serializer", None)
-        if serializer is not None and isinstance(packed, ormsgpack.Ext):
-            serializer.check_returns(type(value), packed)
+        if serializer is not None and kind not in serializer.returning and isinstance(packed, ormsgpack.Ext):
+            serializer.check_returns(kind, packed)
         return packed
 
-    return pack
+    def _packed(self, model: _Model, value: Any) -> ormsgpack.Ext:
+        parts = (model.module, model.name, model.dump(value), model.load)
+        return ormsgpack.Ext(model.tag, ormsgpack.packb(parts, default=self.pack, option=self._option))
+
+    def _learn(self, value: Any, packed: Any) -> None:
+        kind = type(value)
+        self._models[kind] = None
+        dump = getattr(getattr(kind, "__pydantic_serializer__", None), "to_python", None)
+        # Who has a ``model_dump`` of its own may make something else of the next value.
+        inherited = getattr(getattr(kind, "model_dump", None), "__module__", None) == "pydantic.main"
+        if dump is not None and inherited and self._model_tag is not None:
+            model = _Model(self._model_tag, kind.__module__, kind.__name__, dump)
+            if ormsgpack.packb(self._packed(model, value)) == ormsgpack.packb(packed):
+                self._models[kind] = model
+
+
+class _Model(NamedTuple):
+    """A type of pydantic's: what names it, what makes a dictionary of a value, and what will make a value of that."""
+
+    tag: int
+    module: str
+    name: str
+    dump: Callable[[Any], dict[str, Any]]
+    load: str = "model_validate_json"
 
 
 _now = local()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -290,5 +291,10 @@ def adding(sql: str, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, list[
     """The statements that add these rows, and what to bind: one for all of them, if they are not very many."""
     for start in range(0, len(rows), MOST_ROWS):
         some = rows[start : start + MOST_ROWS]
-        places = f"({', '.join('?' * len(some[0]))})"
-        yield sql.replace("{rows}", ", ".join([places] * len(some))), [value for row in some for value in row]
+        yield _adding(sql, len(some), len(some[0])), [value for row in some for value in row]
+
+
+@cache
+def _adding(sql: str, rows: int, width: int) -> str:
+    places = f"({', '.join('?' * width)})"
+    return sql.replace("{rows}", ", ".join([places] * rows))

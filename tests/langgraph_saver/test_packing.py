@@ -1,0 +1,213 @@
+"""Models are packed as LangGraph packs them, byte for byte, the quick way as well as the first time."""
+
+from __future__ import annotations
+
+import uuid
+import warnings
+from datetime import datetime, timezone
+from decimal import Decimal
+from enum import Enum
+from functools import wraps
+from typing import Any, Generic, TypeVar
+
+import ormsgpack
+import pytest
+from langchain_core.documents import Document
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    FunctionMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from pydantic import (
+    AliasGenerator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    RootModel,
+    SecretStr,
+    SerializeAsAny,
+    computed_field,
+    field_serializer,
+    model_serializer,
+)
+from pydantic.alias_generators import to_camel
+
+from agent_checkpoint_langgraph.serde import StrictSerializer
+
+T = TypeVar("T")
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Point(BaseModel):
+    x: int
+    y: float = 1.5
+
+
+class Point3(Point):
+    z: int = 3
+
+
+class Holder(BaseModel):
+    point: Point
+    any_point: SerializeAsAny[Point]
+    points: list[Point]
+    anything: Any = None
+    by_name: dict[str, Point] = Field(default_factory=dict)
+
+
+class Configured(BaseModel):
+    model_config = ConfigDict(
+        extra="allow", alias_generator=AliasGenerator(alias=to_camel), populate_by_name=True, serialize_by_alias=True
+    )
+    some_name: str
+    hidden: int = Field(default=1, exclude=True)
+    _private: int = PrivateAttr(default=2)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def doubled(self) -> str:
+        return self.some_name * 2
+
+    @field_serializer("some_name")
+    def shout(self, value: str) -> str:
+        return value.upper()
+
+
+class Wrapped(BaseModel):
+    inner: int
+
+    @model_serializer(mode="wrap")
+    def wrap(self, handler: Any) -> dict[str, Any]:
+        return {**handler(self), "wrapped": True}
+
+
+class Own(BaseModel):
+    """Dumps something else the second time."""
+
+    inner: int
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        return {"inner": self.inner + 1, "times": options}
+
+
+class Numbers(RootModel[list[int]]):
+    pass
+
+
+class Box(BaseModel, Generic[T]):
+    content: T
+
+
+class Rich(BaseModel):
+    when: datetime
+    id: uuid.UUID
+    color: Color
+    price: Decimal
+    secret: SecretStr
+    raw: bytes
+    members: set[int]
+
+
+VALUES: list[Any] = [
+    HumanMessage(content="hello", id="1"),
+    HumanMessage(content=[{"type": "text", "text": "a"}, "b"], additional_kwargs={"at": datetime(2026, 1, 1)}),
+    AIMessage(content="", tool_calls=[{"name": "f", "args": {"x": 1}, "id": "c", "type": "tool_call"}]),
+    AIMessageChunk(content="part", usage_metadata={"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}),
+    ToolMessage(content="done", tool_call_id="c", artifact={"raw": b"\0\1", "point": Point(x=1)}),
+    SystemMessage(content="be brief"),
+    FunctionMessage(content="3", name="f"),
+    RemoveMessage(id="1"),
+    Document(page_content="text", metadata={"page": 3}),
+    Point(x=1),
+    Point3(x=1),
+    Holder(point=Point3(x=1), any_point=Point3(x=2), points=[Point(x=3), Point3(x=4)], anything=Color.RED),
+    Holder(point=Point(x=1), any_point=Point(x=2), points=[], anything=HumanMessage("in"), by_name={"a": Point(x=1)}),
+    Configured(some_name="a", more=[1, Point(x=2)]),  # type: ignore[call-arg]
+    Wrapped(inner=1),
+    Own(inner=1),
+    Numbers([1, 2]),
+    Box[int](content=1),
+    Box[Point](content=Point(x=1)),
+    Rich(
+        when=datetime(2026, 1, 2, tzinfo=timezone.utc),
+        id=uuid.UUID(int=7),
+        color=Color.RED,
+        price=Decimal("1.5"),
+        secret=SecretStr("hidden"),
+        raw=b"\xff",
+        members={1, 2},
+    ),
+]
+
+
+@pytest.fixture
+def ours() -> StrictSerializer:
+    return StrictSerializer(True)
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{type(value).__name__}")
+def test_a_model_has_the_same_bytes_every_time(ours: StrictSerializer, value: Any) -> None:
+    theirs = JsonPlusSerializer()
+    for _ in range(3):
+        assert ours.dumps_typed(value) == theirs.dumps_typed(value)
+        assert ours.dumps_typed([value, {"in": value}]) == theirs.dumps_typed([value, {"in": value}])
+
+
+def test_another_value_of_a_known_type_has_the_same_bytes(ours: StrictSerializer) -> None:
+    theirs = JsonPlusSerializer()
+    ours.dumps_typed(Holder(point=Point(x=1), any_point=Point(x=1), points=[]))
+    for value in (
+        Holder(point=Point3(x=1), any_point=Point3(x=2), points=[Point3(x=4)], anything={Color.RED: [Own(inner=2)]}),
+        Holder.model_construct(point="no point", any_point=Point(x=1), points=[], by_name={}),  # never validated
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pydantic's, of the one that was never validated
+            assert ours.dumps_typed(value) == theirs.dumps_typed(value)
+
+
+def test_a_model_that_cannot_be_dumped_fails_as_the_first_time(ours: StrictSerializer) -> None:
+    class Failing(BaseModel):
+        inner: int
+
+        @field_serializer("inner")
+        def fail(self, value: int) -> int:
+            return 1 // value
+
+    assert ours.dumps_typed(Failing(inner=1)) == JsonPlusSerializer().dumps_typed(Failing(inner=1))
+    for serializer in (ours, JsonPlusSerializer()):
+        with pytest.raises(ormsgpack.MsgpackEncodeError, match="Failing"):
+            serializer.dumps_typed(Failing(inner=0))
+
+
+def test_half_a_surrogate_pair_in_a_message_is_refused_the_quick_way_too(ours: StrictSerializer) -> None:
+    ours.dumps_typed(HumanMessage(content="fine"))
+    with pytest.raises(ormsgpack.MsgpackEncodeError, match="HumanMessage"):
+        ours.dumps_typed(HumanMessage(content="\ud800"))
+
+
+def test_a_known_type_is_not_asked_again(ours: StrictSerializer, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked(BaseModel):
+        inner: int
+
+    asked = []
+
+    @wraps(BaseModel.model_dump)
+    def model_dump(self: BaseModel, **options: Any) -> dict[str, Any]:
+        asked.append(self)
+        return original(self, **options)
+
+    original = BaseModel.model_dump
+    monkeypatch.setattr(BaseModel, "model_dump", model_dump)
+    for _ in range(3):
+        ours.dumps_typed([Asked(inner=1), Own(inner=1)])
+    assert [type(model) for model in asked] == [Asked]
