@@ -13,7 +13,7 @@ from agent_checkpoint_langgraph.remembered import Known
 from agent_checkpoint_langgraph.values import Values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
@@ -108,11 +108,12 @@ class Page:
             versions = checkpoint["channel_versions"]
             versions[TASKS] = max(versions.values()) if versions else next_version(None)
         checkpoint["channel_values"] = values
+        address = header.address
         return CheckpointTuple(
-            header.address.config(),
+            address.config(),
             checkpoint,
             mapping.metadata_value(serde, header.metadata_kind, header.metadata),  # type: ignore[arg-type]
-            header.address.config(header.parent_id) if header.parent_id else None,
+            address.config(header.parent_id) if header.parent_id else None,
             [(task, channel, serde.loads_typed(value)) for task, channel, value in self._writes.get(header.number, ())],
         )
 
@@ -120,8 +121,10 @@ class Page:
         return serde.loads_typed(self._bodies[header.number])
 
 
-def by_checkpoint(rows: Iterable[Sequence[Any]]) -> dict[int, list[tuple[str, str, Typed]]]:
+def by_checkpoint(rows: Sequence[Sequence[Any]]) -> dict[int, list[tuple[str, str, Typed]]]:
     """Writes by the checkpoint that they belong to, in the order in which a run applies them."""
+    if not rows:
+        return {}
     ordered = sorted(rows, key=lambda row: (row[0], *writes_sort_key(row[1], row[2], row[3])))
     return {
         number: [(task_id, channel, (kind, data)) for _, _, task_id, _, channel, kind, data in group]

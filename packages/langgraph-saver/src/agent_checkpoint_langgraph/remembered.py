@@ -74,6 +74,8 @@ class Remembered:
     def note(self, thread_id: str, namespace: str, known: Known) -> None:
         """Remember a checkpoint that is committed, in place of the one before it."""
         with self._lock:
+            if self._known.get((thread_id, namespace)) is known:
+                return
             self._drop((thread_id, namespace))
             self._known[(thread_id, namespace)] = known
             self._bytes += known.size

@@ -280,7 +280,13 @@ def among(sql: str, numbers: Sequence[int]) -> tuple[str, list[int]]:
         numbers = [0]  # no row has it
     width = next(width for width in WIDTHS if width >= len(numbers))
     padded = [*numbers, *[numbers[-1]] * (width - len(numbers))]
-    return sql.replace("{places}", ", ".join("?" * width)), padded * sql.count("{places}")
+    text, times = _among(sql, width)
+    return text, padded * times
+
+
+@cache
+def _among(sql: str, width: int) -> tuple[str, int]:
+    return sql.replace("{places}", ", ".join("?" * width)), sql.count("{places}")
 
 
 # Rows that a statement adds at once: far fewer than the parameters that any database takes.
