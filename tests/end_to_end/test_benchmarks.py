@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +15,13 @@ from typing import Any
 
 import pytest
 from benchmarks import __main__ as program
-from benchmarks import document, harness, report, results
+from benchmarks import document, effects, harness, report, results
+from benchmarks import postgres as benchmark_of_postgres
 from benchmarks.document import Document
 from benchmarks.harness import Curve, Note, Plan, Row, Target
+from tests.postgres import server
+
+from agent_checkpoint import StateStore
 
 ROOT = Path(__file__).parents[2]
 PERFORMANCE = ROOT / "docs" / "performance.md"
@@ -65,6 +70,28 @@ def test_the_cheap_ones_run_and_their_json_has_the_documented_shape(tmp_path: Pa
         assert len(row["ours"]) == len(row["theirs"]) >= harness.FEWEST_ROUNDS
     assert "A quick run" in (tmp_path / "RESULTS.md").read_text("utf-8")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["RESULTS.md", "found.json"]
+
+
+def test_the_floor_of_effects_writes_the_columns_of_today(tmp_path: Path) -> None:
+    with StateStore(tmp_path / "agents.db") as store:
+        store.initialize()
+        lease = store.acquire(effects.SCOPE, effects.OWNER, 60)
+        with closing(effects.Floor(tmp_path / "agents.db", "full")) as floor:
+            floor.act("charge-1", lease.token)
+        with store.read() as reader:
+            assert reader.rows("SELECT key, token, state FROM effects") == [("charge-1", lease.token, "done")]
+
+
+def test_the_floor_of_postgres_writes_the_columns_of_today() -> None:
+    url = server().url("floor_of_the_benchmark")
+    with StateStore(url) as store, closing(benchmark_of_postgres.Bare(url)) as bare:
+        store.initialize()
+        bare.acquire()
+        bare.release()
+        with store.read() as reader:
+            assert reader.rows("SELECT scope, token, state FROM leases") == [("release", 1, "released")]
+            kinds = [kind for (kind,) in reader.rows("SELECT kind FROM events ORDER BY id")]
+            assert kinds[-2:] == ["lease.acquired", "lease.released"]
 
 
 def test_the_command_is_measured_too(tmp_path: Path) -> None:
