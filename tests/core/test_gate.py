@@ -328,6 +328,18 @@ def test_having_gone_around_once_a_process_goes_around_at_once(gate: Gate, other
     assert not any(gate.enter(3600) for _ in range(1000))
 
 
+def test_a_process_that_can_have_no_more_threads_goes_around(gate: Gate, other: Other) -> None:
+    other.enter()
+    before = threading.stack_size(2**47)  # as much as there are addresses: no thread can be started
+    try:
+        assert gate.enter(LONG) is False
+    finally:
+        threading.stack_size(before)
+    other.leave()
+    assert gate.enter(LONG) is True
+    gate.leave()
+
+
 def test_a_lock_that_came_too_late_is_passed_on(gate: Gate, other: Other) -> None:
     assert other.enter()
     assert not gate.enter(0.05)

@@ -12,7 +12,8 @@ from time import monotonic, sleep
 
 from agent_checkpoint.errors import InvalidInputError, NotFoundError, StorageCorruptError, schema_version_error
 from agent_checkpoint.sqlite import tables
-from agent_checkpoint.sqlite.connections import Connections, connect, refuse_foreign
+from agent_checkpoint.sqlite.connections import Connections
+from agent_checkpoint.sqlite.opening import connect, refuse_foreign
 from agent_checkpoint.sqlite.translate import FAILURES, translate, translate_os
 
 TYPE_CHECKING = False
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent_checkpoint.database import Row, Transaction
-    from agent_checkpoint.sqlite.connections import Connection
+    from agent_checkpoint.sqlite.opening import Connection
 
 # What is copied between two syncs: 2 MB.
 PAGES_AT_ONCE = 512

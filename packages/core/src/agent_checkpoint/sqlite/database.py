@@ -10,8 +10,9 @@ from agent_checkpoint.database import ORDINARY, Database, Terms
 from agent_checkpoint.errors import InvalidInputError, schema_version_error
 from agent_checkpoint.records import Moment
 from agent_checkpoint.sqlite import filesystem
-from agent_checkpoint.sqlite.connections import Connections, patiently
+from agent_checkpoint.sqlite.connections import Connections
 from agent_checkpoint.sqlite.gate import gate_at, leave_later, leave_unused
+from agent_checkpoint.sqlite.opening import patiently
 from agent_checkpoint.sqlite.transactions import SqliteRead, SqliteTransaction
 from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.database import Bell, Parameters, Row, Transaction
     from agent_checkpoint.process import ProcessTable
     from agent_checkpoint.records import Check
-    from agent_checkpoint.sqlite.connections import Connection
     from agent_checkpoint.sqlite.gate import Gate
+    from agent_checkpoint.sqlite.opening import Connection
 
 VERSION = "SELECT version FROM components WHERE component = 'core'"
 FREE_PAGES = "SELECT freelist_count, page_size FROM pragma_freelist_count, pragma_page_size"

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from _thread import LockType
     from collections.abc import Collection
 
+    from agent_checkpoint.sqlite.blocking import Helper
+
 TRY = LOCK_EX | LOCK_NB
 TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 HANDED = -1
@@ -126,7 +128,7 @@ class Gate:
         # The only word on it, so that an interrupt finds it in one state or the other.
         self.inside = 0
         self._retired = False
-        self._helper: _Helper | None = None
+        self._helper: Helper | None = None
 
     def enter(self, patience: float) -> bool:
         """Take a turn, or False after ``patience`` seconds: go around.
@@ -237,76 +239,13 @@ class Gate:
             if error.errno not in TAKEN:
                 return False
         if helper is None:
-            helper = self._helper = _Helper(self.descriptor)
-        return helper.take(patience)
-
-
-class _Helper:
-    """A thread that blocks on the lock in place of a writer, who can then stop waiting."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        # Used as signals: taken from the start, released once for each question and answer.
-        self._asked = allocate_lock()
-        self._asked.acquire()
-        self._answer = allocate_lock()
-        self._answer.acquire()
-        self._state = allocate_lock()
-        self._wanted = False
-        self._ended = False
-        self.waiting = False
-        from threading import Thread
-
-        Thread(target=self._serve, name="agent-checkpoint-gate", daemon=True).start()
-
-    def take(self, patience: float) -> bool:
-        """Wait for the lock; False when it did not come in time (it is then passed on)."""
-        with self._state:
-            self._wanted = True
-            if not self.waiting:
-                self.waiting = True
-                self._asked.release()
-        try:
-            if self._answer.acquire(timeout=max(0.0, patience)):
-                return True
-        except BaseException:
-            self._give_up()  # if it came just now, whoever entered the gate leaves it
-            raise
-        return self._give_up()
-
-    def _give_up(self) -> bool:
-        """Want the lock no more; True when it came just now."""
-        with self._state:
-            self._wanted = False
-            return self._answer.acquire(blocking=False)
-
-    def end(self) -> None:
-        """Let the thread end; nobody waits."""
-        self._wanted = False
-        self._ended = True
-        self._asked.release()
-
-    def _serve(self) -> None:
-        while self._asked.acquire() and not self._ended:
-            self._block()
-            with self._state:
-                if self._wanted:
-                    self._answer.release()
-                else:
-                    lockf(self._descriptor, LOCK_UN)
-                self.waiting = False
-
-    def _block(self) -> None:
-        while True:
             try:
-                lockf(self._descriptor, LOCK_EX)
-                return
-            except OSError as error:
-                # The kernel looks for cycles between processes, not lock owners: two
-                # stores in two processes look like a deadlock to it, and are none.
-                if error.errno != errno.EDEADLK:
-                    return  # without the lock: the gate is fairness only
-                time.sleep(0.001)
+                from agent_checkpoint.sqlite.blocking import Helper
+
+                helper = self._helper = Helper(self.descriptor)
+            except (ImportError, OSError, RuntimeError):
+                return False  # no more files, or threads, for this process
+        return helper.take(patience)
 
 
 def _reset_all() -> None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from agent_checkpoint.sqlite.connections import Connection
     from agent_checkpoint.sqlite.database import SqliteDatabase
+    from agent_checkpoint.sqlite.opening import Connection
 
 # A write-ahead log of this size says that no checkpoint gets through: a reader never ends.
 LARGE_WAL = 256 * 1024 * 1024

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from agent_checkpoint.errors import NotAStoreError, StorageError, StorageUnreachableError
 from agent_checkpoint.sqlite import forks
-from agent_checkpoint.sqlite.connections import APPLICATION_ID, Connection, connect, patiently
+from agent_checkpoint.sqlite.opening import APPLICATION_ID, Connection, connect, patiently
 from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate, translate_os
 
 TYPE_CHECKING = False

@@ -8,8 +8,9 @@ from time import monotonic
 from agent_checkpoint.database import Reader, Transaction
 from agent_checkpoint.errors import ReentrancyError, StorageBusyError, StorageError, StorageReadOnlyError
 from agent_checkpoint.sqlite import forks
-from agent_checkpoint.sqlite.connections import leak, patiently
+from agent_checkpoint.sqlite.connections import leak
 from agent_checkpoint.sqlite.gate import refuse_reentrancy
+from agent_checkpoint.sqlite.opening import patiently
 from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate, translate_commit
 
 TYPE_CHECKING = False
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from agent_checkpoint.database import Parameters, Row, Table, Terms
-    from agent_checkpoint.sqlite.connections import Connection
     from agent_checkpoint.sqlite.database import SqliteDatabase
     from agent_checkpoint.sqlite.gate import Gate
+    from agent_checkpoint.sqlite.opening import Connection
 
 # Every event is settled: SQLite has one writer at a time, so ids are in commit order.
 ALL_SETTLED = 2**63 - 1
