@@ -1,78 +1,24 @@
 """What another thread does may come between any two steps of a call: close the store, fork, replace the file.
 
-A call runs in a thread of its own, which a trace function halts before one line
-of ``agent_checkpoint.sqlite`` after the other; while it is halted, the other
-thing is done. Chance would have to be lucky to hit the same places.
+A call is halted before one line of ``agent_checkpoint.sqlite`` after the other;
+while it is halted, the other thing is done.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
+from tests.halting import LONG, Halted
 
-import agent_checkpoint.sqlite
-from agent_checkpoint import InvalidInputError, ReentrancyError, StateStore
+from agent_checkpoint import InvalidInputError, ReentrancyError, StateStore, sqlite
 from agent_checkpoint.sqlite import connections
 
-LONG = 60.0
-OURS = str(Path(agent_checkpoint.sqlite.__file__).parent)
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc")
-
-
-class Halted(threading.Thread):
-    """A call that is halted before its n-th line in the package of SQLite."""
-
-    def __init__(self, call: Callable[[], object], line: int) -> None:
-        super().__init__(daemon=True)
-        self._call = call
-        self._left = line
-        self._at = threading.Event()
-        self._go_on = threading.Event()
-        self.where = ""
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        sys.settrace(self._trace)
-        try:
-            self._call()
-        except BaseException as error:
-            self.error = error
-        finally:
-            sys.settrace(None)
-            self._at.set()
-
-    def halts(self) -> bool:
-        """Run up to the line; False where the call has fewer."""
-        self.start()
-        assert self._at.wait(LONG)
-        return bool(self.where)
-
-    def ends(self) -> BaseException | None:
-        """Run the rest; what the call raised."""
-        self._go_on.set()
-        self.join(LONG)
-        assert not self.is_alive(), f"hangs after {self.where}"
-        return self.error
-
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(OURS):
-            return None
-        if event == "line":
-            self._left -= 1
-            if self._left == 0:
-                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-                self._at.set()
-                self._go_on.wait(LONG)
-        return self._trace
 
 
 def read(store: StateStore) -> object:
@@ -106,7 +52,7 @@ def halted_everywhere(folder: Path, call: Callable[[StateStore], object]) -> Ite
     while True:
         path = folder / f"{line}.db"
         store = new_store(path)
-        halted = Halted(lambda store=store: call(store), line)  # type: ignore[misc]
+        halted = Halted(lambda store=store: call(store), sqlite, line)  # type: ignore[misc]
         if not halted.halts():
             assert halted.ends() is None
             store.close()
