@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 import warnings
+import weakref
 from datetime import datetime, timezone
 from decimal import Decimal
 from enum import Enum
@@ -33,12 +35,13 @@ from pydantic import (
     SecretStr,
     SerializeAsAny,
     computed_field,
+    create_model,
     field_serializer,
     model_serializer,
 )
 from pydantic.alias_generators import to_camel
 
-from agent_checkpoint_langgraph.serde import StrictSerializer
+from agent_checkpoint_langgraph.serde import MOST_TYPES, StrictSerializer
 
 T = TypeVar("T")
 
@@ -193,6 +196,33 @@ def test_half_a_surrogate_pair_in_a_message_is_refused_the_quick_way_too(ours: S
     ours.dumps_typed(HumanMessage(content="fine"))
     with pytest.raises(ormsgpack.MsgpackEncodeError, match="HumanMessage"):
         ours.dumps_typed(HumanMessage(content="\ud800"))
+
+
+def test_a_model_that_was_built_anew_is_packed_as_it_is_now(ours: StrictSerializer) -> None:
+    class Late(BaseModel):
+        inner: Point
+
+    later = JsonPlusSerializer()
+    assert ours.dumps_typed(Late(inner=Point3(x=1))) == later.dumps_typed(Late(inner=Point3(x=1)))
+    Late.model_fields["inner"].annotation = SerializeAsAny[Point]  # type: ignore[assignment]
+    Late.model_rebuild(force=True)
+    packed = ours.dumps_typed(Late(inner=Point3(x=1)))
+    assert packed == later.dumps_typed(Late(inner=Point3(x=1)))
+    assert b"z" in packed[1]
+
+
+def test_types_that_are_made_by_the_thousand_are_not_all_kept(ours: StrictSerializer) -> None:
+    seen = []
+    for number in range(2 * MOST_TYPES):
+        kind = create_model(f"Made{number}", __module__=__name__, inner=(int, 1))
+        globals()[kind.__name__] = kind
+        try:
+            assert ours.dumps_typed(kind()) == JsonPlusSerializer().dumps_typed(kind())
+        finally:
+            del globals()[kind.__name__]
+        seen.append(weakref.ref(kind))
+    gc.collect()
+    assert sum(each() is not None for each in seen) <= MOST_TYPES + 1
 
 
 def test_a_known_type_is_not_asked_again(ours: StrictSerializer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 Typed = tuple[str, bytes]
 """A serialised value: its kind, and its bytes."""
 
+# Of so many types it is remembered what was found out: a program may make a new one for each call.
+MOST_TYPES = 1_000
+
 
 class StrictSerializer(JsonPlusSerializer):
     """``JsonPlusSerializer`` that loads only what is on its allowlist, and saves only what it can give back.
@@ -73,6 +76,8 @@ class StrictSerializer(JsonPlusSerializer):
         except InvalidInputError as refusal:
             _now.refusal = refusal
             raise
+        if len(self.returning) >= MOST_TYPES:
+            self.returning.clear()
         self.returning.add(kind)
 
     def loads_typed(self, data: Typed) -> Any:
@@ -184,28 +189,29 @@ class _Packer:
         return packed
 
     def _packed(self, model: _Model, value: Any) -> ormsgpack.Ext:
-        parts = (model.module, model.name, model.dump(value), model.load)
+        # Of the class as it is now: it may have been built anew.
+        parts = (model.module, model.name, value.__pydantic_serializer__.to_python(value), model.load)
         return ormsgpack.Ext(model.tag, ormsgpack.packb(parts, default=self.pack, option=self._option))
 
     def _learn(self, value: Any, packed: Any) -> None:
         kind = type(value)
+        if len(self._models) >= MOST_TYPES:
+            self._models.clear()
         self._models[kind] = None
-        dump = getattr(getattr(kind, "__pydantic_serializer__", None), "to_python", None)
         # Who has a ``model_dump`` of its own may make something else of the next value.
         inherited = getattr(getattr(kind, "model_dump", None), "__module__", None) == "pydantic.main"
-        if dump is not None and inherited and self._model_tag is not None:
-            model = _Model(self._model_tag, kind.__module__, kind.__name__, dump)
+        if hasattr(kind, "__pydantic_serializer__") and inherited and self._model_tag is not None:
+            model = _Model(self._model_tag, kind.__module__, kind.__name__)
             if ormsgpack.packb(self._packed(model, value)) == ormsgpack.packb(packed):
                 self._models[kind] = model
 
 
 class _Model(NamedTuple):
-    """A type of pydantic's: what names it, what makes a dictionary of a value, and what will make a value of that."""
+    """A type of pydantic's: what names it, and what will make a value of a dictionary."""
 
     tag: int
     module: str
     name: str
-    dump: Callable[[Any], dict[str, Any]]
     load: str = "model_validate_json"
 
 
