@@ -137,6 +137,16 @@ def test_the_limit_of_a_store_can_be_set(tmp_path: Any) -> None:
             store.put_checkpoint("w", "x" * 9)
 
 
+def test_a_checkpoint_at_the_end_of_an_effect_has_the_store_s_limit_too(tmp_path: Any) -> None:
+    with StateStore(tmp_path / "agents.db", max_payload_bytes=10) as store:
+        store.initialize()
+        lease = store.acquire("release", "worker-a", 30)
+        with store.effect("publish", lease=lease) as effect:
+            with pytest.raises(InvalidInputError, match="at most 10"):
+                effect.done(7, workflow="deploy", data="12345678901")
+            assert effect.done(7, workflow="deploy", data="12345678") is not None  # nothing was told yet
+
+
 @pytest.mark.parametrize(
     "text",
     [

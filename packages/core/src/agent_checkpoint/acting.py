@@ -83,7 +83,7 @@ class Acting:
         if workflow is not None or data is not NOTHING:
             if workflow is None or data is NOTHING:
                 names.invalid("workflow", "goes with data, and data with workflow")
-            save = checkpoints.valid_save(workflow, data, self.fence, None, rebind, payload.MAX_BYTES)
+            save = checkpoints.valid_save(workflow, data, self.fence, None, rebind, self._changes.max_payload_bytes)
         told = self._tell("done", stored, save, data)
         if told.refused is not None:
             raise told.refused

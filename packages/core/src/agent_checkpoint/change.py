@@ -77,9 +77,11 @@ class Outcome(Record):
 class Changes:
     """Runs changes against one database, with one set of plugins."""
 
-    def __init__(self, database: Database, plugins: Plugins | Notifier) -> None:
+    def __init__(self, database: Database, plugins: Plugins | Notifier, max_payload_bytes: int) -> None:
         self.database = database
         self._plugins = plugins
+        self.max_payload_bytes = max_payload_bytes
+        """The largest encoded checkpoint that is taken."""
 
     def run(
         self,

@@ -84,12 +84,12 @@ class StateStore:
         clock: Clock | None = None,
         processes: ProcessTable | None = None,
     ) -> None:
-        self._max_payload = names.integer("max_payload_bytes", max_payload_bytes, 1)
+        names.integer("max_payload_bytes", max_payload_bytes, 1)
         self._clock = clock or Clock()
         processes = processes or ProcessTable(self._clock.domain)
         self._database = _open(database, busy_timeout_seconds, synchronous, self._clock, processes)
         self._plugins = Plugins(plugins)
-        self._changes = Changes(self._database, self._plugins)
+        self._changes = Changes(self._database, self._plugins, max_payload_bytes)
         self._holders = Holders()
         self._hearts: dict[str, Heart] = {}
         self._kept_house_at: int | None = None
@@ -337,7 +337,8 @@ class StateStore:
             InvalidInputError: a value breaks its rule, or the fence is incomplete.
         """
         fence = checkpoints.fence_of(lease, lease_scope, owner, token)
-        save = checkpoints.valid_save(workflow, data, fence, expected_sequence, rebind, self._max_payload)
+        most = self._changes.max_payload_bytes
+        save = checkpoints.valid_save(workflow, data, fence, expected_sequence, rebind, most)
         return checkpoints.put(self._changes, data, save)
 
     def get_checkpoint(self, workflow: str, *, sequence: int | None = None) -> Checkpoint | None:
@@ -463,7 +464,7 @@ class StateStore:
         """
         from agent_checkpoint import exchange
 
-        return exchange.take_over(self._changes, lines, self._max_payload)
+        return exchange.take_over(self._changes, lines, self._changes.max_payload_bytes)
 
     # Audit and overview
 
@@ -696,7 +697,7 @@ class StateStore:
             from agent_checkpoint.notifier import Notifier
 
             # In one step: of two threads that come at once both get the same.
-            changes = Changes(self._database, Notifier(self._plugins))
+            changes = Changes(self._database, Notifier(self._plugins), self._changes.max_payload_bytes)
             heart = self._hearts.setdefault("the only", Heart(changes, self._keep_house))
         return heart
 
