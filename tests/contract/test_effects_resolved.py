@@ -20,6 +20,7 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.acting import Acting
 from agent_checkpoint.testing import FakeClock
+from agent_checkpoint.times import rfc3339
 
 HAPPENED = Resolution(True, "it is there")
 DID_NOT = Resolution(False)
@@ -116,6 +117,33 @@ def test_what_is_known_cannot_be_resolved(store: StateStore, lost: Acting) -> No
             store.resolve_effect("publish", **decision)
     with pytest.raises(NotFoundError):
         store.resolve_effect("nothing", retry=True)
+
+
+def test_what_was_seen_says_nothing_of_a_later_try(
+    store: StateStore, lost: Acting, lease: Lease, clock: FakeClock
+) -> None:
+    seen = store.get_effect("publish")
+    assert seen is not None
+    store.resolve_effect("publish", retry=True, by="bob", begun_at=seen.begun_at)
+    clock.advance(1)
+    for again in range(2):  # another one's try, and once more under the same lease
+        with store.effect("publish", lease=lease) as effect:
+            if again == 0:
+                effect.failed()
+            else:
+                effect.leave("the line went dead")
+        clock.advance(1)
+    latest = store.get_effect("publish")
+    assert latest is not None
+    store.release(*lease.fence)
+
+    with pytest.raises(InvalidInputError, match="latest try") as refused:
+        store.resolve_effect("publish", done=7, by="ada", begun_at=seen.begun_at)
+    assert refused.value.facts["found"] == rfc3339(latest.begun_at)
+    assert state_of(store) == "unknown"
+    with pytest.raises(InvalidInputError, match="time zone"):
+        store.resolve_effect("publish", done=7, begun_at=latest.begun_at.replace(tzinfo=None))
+    assert store.resolve_effect("publish", done=7, begun_at=latest.begun_at).state == "done"
 
 
 def test_a_decision_is_one_of_two(store: StateStore, lost: Acting) -> None:

@@ -70,6 +70,11 @@ def test_a_person_says_what_became_of_it(cli: Cli, db: Path) -> None:
     assert event["detail"] == {"by": "ada", "decision": "done", "key": "lost"}
 
 
+def test_a_person_says_which_try_they_looked_at(cli: Cli, db: Path) -> None:
+    seen = cli("effect", "show", "lost").value()["begun_at"]
+    assert cli("effect", "resolve", "lost", "--retry", "--begun-at", seen).value()["state"] == "failed"
+
+
 def test_without_a_name_it_is_the_user_who_found_out(cli: Cli, db: Path) -> None:
     assert cli("effect", "resolve", "lost", "--retry").value()["state"] == "failed"
 
@@ -95,6 +100,8 @@ def test_what_may_be_under_way_is_not_resolved(cli: Cli, db: Path) -> None:
         ("sent", "--retry"),
         ("refused", "--done"),
         ("a\nb", "--done"),
+        ("lost", "--retry", "--begun-at", "2031-05-04T10:20:30Z"),
+        ("lost", "--retry", "--begun-at", "yesterday"),
     ],
 )
 def test_a_decision_that_is_none_is_a_usage_error(cli: Cli, db: Path, options: tuple[str, ...]) -> None:

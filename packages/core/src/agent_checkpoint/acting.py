@@ -23,6 +23,7 @@ from agent_checkpoint.times import rfc3339
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
     from types import TracebackType
     from typing import Any
 
@@ -184,12 +185,21 @@ def _decision(resolution: object) -> tuple[EffectState, str | None]:
     return "failed", None
 
 
-def decide(changes: Changes, key: str, done: Any, retry: bool, by: str) -> Effect:
-    """Record what somebody found who looked."""
+def decide(changes: Changes, key: str, done: Any, retry: bool, by: str, begun_at: datetime | None) -> Effect:
+    """Record what somebody found who looked; with ``begun_at`` at that try, and no later one."""
     if names.flag("retry", retry) is (done is not NOTHING):
         names.invalid("done", "give either the result of what happened, or retry, not both")
     stored = None if retry else payload.encode("done", done)
+    if begun_at is not None:
+        names.aware("begun_at", begun_at)
     found = effects.look(changes.database, key)
     if found is None:
         raise effects.missing(key)
+    if begun_at is not None and begun_at != found[1].begun_at:
+        names.invalid(
+            "begun_at",
+            f"is not that of the latest try of {key!r}, which was begun at {rfc3339(found[1].begun_at)}",
+            hint="what was seen says nothing of a later try: look at it, and decide again",
+            found=rfc3339(found[1].begun_at),
+        )
     return effects.resolve(changes, found[0], "failed" if retry else "done", stored, by)

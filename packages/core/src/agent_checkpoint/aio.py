@@ -269,10 +269,16 @@ class AsyncStateStore:
         return AsyncActing(self._store.effect(key, lease=lease, request=request, resolve=resolve), self._begin)
 
     async def resolve_effect(
-        self, key: str, *, done: Any = NOTHING, retry: bool = False, by: str = "a person"
+        self,
+        key: str,
+        *,
+        done: Any = NOTHING,
+        retry: bool = False,
+        by: str = "a person",
+        begun_at: datetime | None = None,
     ) -> Effect:
         """See ``StateStore.resolve_effect``."""
-        return await self._run(self._store.resolve_effect, key, done=done, retry=retry, by=by)
+        return await self._run(self._store.resolve_effect, key, done=done, retry=retry, by=by, begun_at=begun_at)
 
     async def get_effect(self, key: str) -> Effect | None:
         """See ``StateStore.get_effect``."""

@@ -409,19 +409,28 @@ class StateStore:
 
         return Acting(self._changes, key, lease, request, resolve)
 
-    def resolve_effect(self, key: str, *, done: Any = NOTHING, retry: bool = False, by: str = "a person") -> Effect:
+    def resolve_effect(
+        self,
+        key: str,
+        *,
+        done: Any = NOTHING,
+        retry: bool = False,
+        by: str = "a person",
+        begun_at: datetime | None = None,
+    ) -> Effect:
         """Record what somebody found who looked whether an effect happened; the next caller goes by it.
 
         Either ``done``, the JSON result, since it happened; or ``retry``, since it surely did not.
+        ``begun_at`` of the effect that was looked at makes sure that it is still the same try.
 
         Raises:
             NotFoundError: there is no such effect.
             EffectRunningError: the lease that began it is live: it may be under way.
-            InvalidInputError: a value breaks its rule, or what became of it is known already.
+            InvalidInputError: a value breaks its rule, what became of it is known already, or it was begun anew.
         """
         from agent_checkpoint import acting
 
-        return acting.decide(self._changes, key, done, retry, names.text("by", by))
+        return acting.decide(self._changes, key, done, retry, names.text("by", by), begun_at)
 
     def get_effect(self, key: str) -> Effect | None:
         """An effect as it stands; None when it was never begun.

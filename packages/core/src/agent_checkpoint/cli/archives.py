@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from datetime import datetime, timezone
-
 from agent_checkpoint.cli.opening import store
-from agent_checkpoint.cli.parser import Answer, Command, Progress
-from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.cli.parser import Answer, Command, Progress, date
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,19 +28,6 @@ def _verify(arguments: Namespace) -> Answer:
     from agent_checkpoint.archive import verify
 
     return Answer(verify(arguments.file))
-
-
-def date(field: str, text: str) -> datetime:
-    """A day or a time, UTC where it does not say."""
-    try:
-        # Python 3.10 knows no Z, and fractions of six digits only.
-        whole = re.sub(r"\.([0-9]{1,6})[0-9]*", lambda fraction: f".{fraction[1]:0<6}", text.replace("Z", "+00:00"))
-        found = datetime.fromisoformat(whole)
-    except ValueError:
-        raise InvalidInputError(
-            f"{field}: must be a date or a time of RFC 3339, not {text!r:.60}", field=field
-        ) from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)
 
 
 COMMANDS = {

@@ -6,7 +6,7 @@ import os
 
 from agent_checkpoint import payload
 from agent_checkpoint.cli.opening import store
-from agent_checkpoint.cli.parser import Answer, Command, integer
+from agent_checkpoint.cli.parser import Answer, Command, date, integer
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.names import NOTHING
 
@@ -42,6 +42,7 @@ def _resolve_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--result", metavar="JSON", help="what it resulted in, where it happened (null)")
     parser.add_argument("--retry", action="store_true", help="it surely did not happen: the next caller may do it")
     parser.add_argument("--by", metavar="WHO", help="who found out, for the record (the user's name)")
+    parser.add_argument("--begun-at", metavar="TIME", help="only if it is still this try, by its begun_at")
 
 
 def _resolve(arguments: Namespace) -> Answer:
@@ -54,7 +55,11 @@ def _resolve(arguments: Namespace) -> Answer:
         done = None if arguments.result is None else payload.parse("result", os.fsencode(arguments.result))
     return Answer(
         store(arguments).resolve_effect(
-            arguments.key, done=done, retry=arguments.retry, by=_user() if arguments.by is None else arguments.by
+            arguments.key,
+            done=done,
+            retry=arguments.retry,
+            by=_user() if arguments.by is None else arguments.by,
+            begun_at=None if arguments.begun_at is None else date("begun_at", arguments.begun_at),
         )
     )
 

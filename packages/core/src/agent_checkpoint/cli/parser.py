@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 import time
+from datetime import datetime, timezone
 
 from agent_checkpoint.cli import output
 from agent_checkpoint.errors import InvalidInputError
@@ -117,6 +118,19 @@ def parser_for(name: str, command: Command) -> Parser:
         parser.takes_command = True
         parser.usage = parser.format_usage().removeprefix("usage: ").rstrip() + " -- CMD [ARG …]"
     return parser
+
+
+def date(field: str, text: str) -> datetime:
+    """A day or a time, UTC where it does not say."""
+    try:
+        # Python 3.10 knows no Z, and fractions of six digits only.
+        whole = re.sub(r"\.([0-9]{1,6})[0-9]*", lambda fraction: f".{fraction[1]:0<6}", text.replace("Z", "+00:00"))
+        found = datetime.fromisoformat(whole)
+    except ValueError:
+        raise InvalidInputError(
+            f"{field}: must be a date or a time of RFC 3339, not {text!r:.60}", field=field
+        ) from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)
 
 
 def integer(field: str, text: str | None) -> int | None:
