@@ -91,7 +91,7 @@ def unsynced_grants(put: Put) -> None:
 
     def init(self: SqliteTransaction, *arguments: Any) -> None:
         right(self, *arguments)
-        self._level = "normal"
+        self._terms = self._terms._replace(durable=False)
 
     put(SqliteTransaction, "__init__", init)
 
