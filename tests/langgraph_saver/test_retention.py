@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_checkpoint import StateStore, hookimpl
+from agent_checkpoint import AgentCheckpointError, StateStore, hookimpl
 from agent_checkpoint.testing import FakeClock
 from agent_checkpoint_langgraph import AgentCheckpointSaver, retention
 
@@ -124,3 +124,17 @@ def test_a_store_that_no_saver_used_gets_no_tables(path: Path, clock: FakeClock)
         assert [each.removed for each in store.apply_retention()] == [0]
 
     assert rows(path, "SELECT COUNT(*) FROM sqlite_schema WHERE name LIKE 'langgraph%'") == [(0,)]
+
+
+def test_a_rule_that_fails_keeps_no_other_from_being_applied(tmp_path: Path, saver: AgentCheckpointSaver) -> None:
+    saved(saver, "old", 31)
+    folder = tmp_path / "archive"
+    folder.mkdir()
+    saver.store.set_retention("events.archive_to", str(folder))
+    saver.store.set_retention("events.days", 0)  # comes before ours
+    folder.rmdir()
+
+    with pytest.raises(AgentCheckpointError) as failed:
+        saver.store.apply_retention()
+    assert failed.value.facts["retention"] == "events.days"
+    assert threads(saver) == set()

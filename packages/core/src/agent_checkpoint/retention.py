@@ -12,7 +12,7 @@ import os
 from datetime import datetime, timezone
 
 from agent_checkpoint import archive, checkpoints, names, payload
-from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.errors import AgentCheckpointError, InvalidInputError
 from agent_checkpoint.ledger import checkpoints as checkpoint_rows
 from agent_checkpoint.ledger import events as event_log
 from agent_checkpoint.ledger import retention as rows
@@ -79,19 +79,34 @@ def set_rule(changes: Changes, rule: str, value: Any) -> dict[str, Any]:
 
 
 def apply(store: StateStore, changes: Changes, dry_run: bool) -> list[Freed]:
-    """Apply every rule; what each removed, or with ``dry_run`` would remove."""
+    """Apply every rule; what each removed, or with ``dry_run`` would remove.
+
+    A rule that fails keeps no other from being applied; its error is raised in the end.
+    """
     names.flag("dry_run", dry_run)
-    database = changes.database
-    freed = []
-    for rule, value in policy(database).items():
-        if rule == KEEP_LAST:
-            pruned = checkpoints.prune(changes, database, value, None, dry_run)
-            freed.append(Freed(rule, sum(each.removed for each in pruned)))
-        elif rule == DAYS:
-            freed.append(_archive(changes, value, dry_run))
-        elif rule not in (ARCHIVE_TO, HOLDERS):
-            freed.append(Freed(rule, _found(rule)(store, value, dry_run)))
+    freed: list[Freed] = []
+    failed: list[Exception] = []
+    for rule, value in policy(changes.database).items():
+        if rule in (ARCHIVE_TO, HOLDERS):
+            continue  # they say how
+        try:
+            freed.append(_apply(store, changes, rule, value, dry_run))
+        except Exception as error:
+            if isinstance(error, AgentCheckpointError):
+                error.facts["retention"] = rule
+            failed.append(error)
+    if failed:
+        raise failed[0]
     return freed
+
+
+def _apply(store: StateStore, changes: Changes, rule: str, value: Any, dry_run: bool) -> Freed:
+    if rule == KEEP_LAST:
+        pruned = checkpoints.prune(changes, changes.database, value, None, dry_run)
+        return Freed(rule, sum(each.removed for each in pruned))
+    if rule == DAYS:
+        return _archive(changes, value, dry_run)
+    return Freed(rule, _found(rule)(store, value, dry_run))
 
 
 def is_due(database: Database, last_ticks: int | None) -> bool:
