@@ -126,13 +126,16 @@ def test_a_store_that_no_saver_used_gets_no_tables(path: Path, clock: FakeClock)
     assert rows(path, "SELECT COUNT(*) FROM sqlite_schema WHERE name LIKE 'langgraph%'") == [(0,)]
 
 
-def test_a_rule_that_fails_keeps_no_other_from_being_applied(tmp_path: Path, saver: AgentCheckpointSaver) -> None:
+def test_a_rule_that_fails_keeps_no_other_from_being_applied(
+    tmp_path: Path, saver: AgentCheckpointSaver, clock: FakeClock
+) -> None:
     saved(saver, "old", 31)
     folder = tmp_path / "archive"
     folder.mkdir()
     saver.store.set_retention("events.archive_to", str(folder))
     saver.store.set_retention("events.days", 0)  # comes before ours
     folder.rmdir()
+    clock.advance(60)
 
     with pytest.raises(AgentCheckpointError) as failed:
         saver.store.apply_retention()
