@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.watching import wait_until
 
 from agent_checkpoint import (
     FencedWrite,
@@ -35,13 +36,6 @@ from agent_checkpoint.testing import FakeClock
 
 # Only what never comes reaches it.
 LONG = 30.0
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 def kinds(store: StateStore, **filters: str) -> list[str]:

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from tests.watching import wait_until
 
 from agent_checkpoint import alarm
 from agent_checkpoint.alarm import Alarm
@@ -26,13 +27,6 @@ from agent_checkpoint.testing import FakeClock
 NAME = "agent-checkpoint-test"
 # Only what never comes reaches it.
 LONG = 10.0
-
-
-def wait_until(true: Callable[[], object], seconds: float | None = None) -> None:
-    deadline = time.monotonic() + (LONG if seconds is None else seconds)
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 def running() -> list[threading.Thread]:

@@ -8,12 +8,12 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.watching import wait_until
 
 from agent_checkpoint import StateStore, StorageBusyError
 from agent_checkpoint.sqlite.blockers import blocker
@@ -52,13 +52,6 @@ with StateStore(sys.argv[1], busy_timeout_seconds=0.2) as store:
     except StorageBusyError as error:
         print(json.dumps([str(error), error.blocker]))
 """
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 @pytest.fixture

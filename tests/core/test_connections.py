@@ -8,12 +8,11 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.watching import wait_until
 
 from agent_checkpoint import (
     InvalidInputError,
@@ -29,13 +28,6 @@ from agent_checkpoint.testing import FakeClock
 
 LONG = 30.0
 FILES = ("", "-wal", "-shm", "-gate")
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 def delete(path: Path) -> None:

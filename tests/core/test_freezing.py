@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.watching import has_ended, states, wait_until
 
 from agent_checkpoint import InvalidInputError
 from agent_checkpoint.testing import freeze, kill
 from agent_checkpoint.testing.freezing import _processes_of_ps, family, processes
 
-# Longer than anything here takes: only a hang reaches it.
-LONG = 60.0
 THREADS = """
 import threading, time
 for _ in range(3):
@@ -27,27 +26,6 @@ for _ in range(3):
 print("ready", flush=True)
 """
 TREE = "sleep 600 & setsid sleep 601 & echo ready; wait"
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
-
-
-def states(pid: int) -> set[str]:
-    """Those of all threads of a process."""
-    return {
-        (thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in Path(f"/proc/{pid}/task").iterdir()
-    }
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return states(pid) <= {"Z", "X"}
-    except OSError:
-        return True
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.watching import wait_until
 
 from agent_checkpoint import ReentrancyError, StateStore, StorageReadOnlyError, StorageUnreachableError
 from agent_checkpoint.sqlite.gate import Gate, gate_at, leave_unused
@@ -90,13 +90,6 @@ def other(path: Path, gate: Gate) -> Iterator[Other]:
     process = Other(path)
     yield process
     process.end()
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 def waits_in_the_kernel(path: Path, how_many: int = 1) -> bool:

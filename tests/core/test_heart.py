@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.watching import wait_until
 
 from agent_checkpoint import HeldLease, StaleLeaseError, StateStore, StorageBusyError, heart
 from agent_checkpoint.heart import Pulse
@@ -29,13 +30,6 @@ from agent_checkpoint.testing import FakeClock
 LONG = 30.0
 # What a thread with nothing to do lingers, and as long again for a slow machine.
 IDLE = 10.0
-
-
-def wait_until(true: Callable[[], object], seconds: float | None = None) -> None:
-    deadline = time.monotonic() + (LONG if seconds is None else seconds)
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 def threads(*names: str) -> list[threading.Thread]:

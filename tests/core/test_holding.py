@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.watching import wait_until
 
 from agent_checkpoint import (
     AgentCheckpointError,
@@ -38,13 +39,6 @@ from agent_checkpoint.testing import FakeClock
 
 # Only what never comes reaches it.
 LONG = 30.0
-
-
-def wait_until(true: Callable[[], object], seconds: float | None = None) -> None:
-    deadline = time.monotonic() + (LONG if seconds is None else seconds)
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 def threads(*names: str) -> set[threading.Thread]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.halting import LONG, Halted
+from tests.watching import open_files
 
 from agent_checkpoint import InvalidInputError, ReentrancyError, StateStore, sqlite
 from agent_checkpoint.sqlite import connections
@@ -60,19 +61,6 @@ def halted_everywhere(folder: Path, call: Callable[[StateStore], object]) -> Ite
         yield store, path, halted
         line += 1
     assert line > 20, "too few lines: is the call traced?"
-
-
-def open_files(path: Path) -> list[str]:
-    """The files of a store that this process has open; the gate is left to whoever comes next."""
-    found = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{descriptor}")
-        except OSError:
-            continue
-        if target.startswith(str(path)) and "-gate" not in target:
-            found.append(target)
-    return found
 
 
 @calls

@@ -9,11 +9,11 @@ import logging
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.watching import wait_until
 
 from agent_checkpoint import Event, FenceRefusedError, HeldLease, ReentrancyError, StateStore, Write, hookimpl, notifier
 from agent_checkpoint.names import NS
@@ -23,13 +23,6 @@ from agent_checkpoint.testing import FakeClock
 
 # Only what never comes reaches it.
 LONG = 30.0
-
-
-def wait_until(true: Callable[[], object], seconds: float = LONG) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 def renewed(clock: FakeClock, seconds: float, *held: HeldLease) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.watching import wait_until
 
 # Longer than anything here takes: only a hang reaches it.
 LONG = 60.0
@@ -26,13 +27,6 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans can be ad
 PROGRAM = str(Path(__file__).parents[1] / "supervised.py")
 # A command that needs no packages, and starts at once.
 BARE = (sys.executable, "-S")
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 def status_of(pid: int, field: str) -> str:

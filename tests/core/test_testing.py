@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.watching import LONG, has_ended, states, wait_until
 
 from agent_checkpoint import Event, StaleLeaseError, StateStore, plugins, testing
 from agent_checkpoint.testing import Ended, FakeClock, ZombieOutcome, kill, pause_here
@@ -20,30 +19,7 @@ from agent_checkpoint.testing.outcome import judged
 
 pytest_plugins = ["pytester"]
 
-# Longer than anything here takes: only a hang reaches it.
-LONG = 60.0
 QUIET = ("-p", "no:langsmith_plugin", "-p", "no:cacheprovider")
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
-
-
-def states(pid: int) -> set[str]:
-    """Those of all threads of a process."""
-    return {
-        (thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in Path(f"/proc/{pid}/task").iterdir()
-    }
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return states(pid) <= {"Z", "X"}
-    except OSError:
-        return True
 
 
 # The verdict

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.watching import open_files
 
 from agent_checkpoint import (
     AgentCheckpointError,
@@ -54,18 +55,6 @@ def all_at_once(work: Callable[[int], None], threads: int = THREADS) -> list[Bas
         thread.join(LONG)
     assert not any(thread.is_alive() for thread in running), "a thread hangs"
     return errors
-
-
-def on_the_database(path: Path) -> list[str]:
-    found = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{descriptor}")
-        except OSError:
-            continue
-        if target.startswith(str(path)) and not target.endswith("-gate"):
-            found.append(target)
-    return found
 
 
 def test_threads_share_a_store_without_an_error_or_a_token_twice(path: Path) -> None:
@@ -136,7 +125,7 @@ def test_a_store_may_be_closed_while_others_work(path: Path, hasty: None) -> Non
                     started.release()
 
         assert all_at_once(work) == []
-        assert on_the_database(path) == []
+        assert open_files(path) == []
 
     with StateStore(path) as store:
         history = [info.sequence for info in store.checkpoint_history("deploy")]
@@ -150,7 +139,7 @@ def test_a_store_closed_by_many_threads_is_closed_once(path: Path, hasty: None) 
         store = StateStore(path)
         assert all_at_once(lambda number, store=store: store.status(), 8) == []  # eight idle connections
         assert all_at_once(lambda number, store=store: store.close(), 8) == []
-        assert on_the_database(path) == []
+        assert open_files(path) == []
 
 
 def test_a_store_may_be_replaced_while_threads_work(path: Path, hasty: None) -> None:

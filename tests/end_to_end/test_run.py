@@ -7,25 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.watching import wait_until
 
 from agent_checkpoint import StateStore
 
 AGENT = [sys.executable, "-m", "agent_checkpoint"]
 # Longer than anything here takes: only a hang reaches it.
 LONG = 60.0
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
 
 
 class Runs:

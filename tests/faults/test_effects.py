@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.watching import wait_until
 
 from agent_checkpoint import StateStore
 
@@ -173,13 +173,6 @@ def end(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL, "a worker ended by itself"
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("kills", [15, pytest.param(200, marks=pytest.mark.long)])

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.watching import wait_until
 
 from agent_checkpoint import StateStore, StorageBusyError
 from agent_checkpoint.testing import freeze, kill
@@ -76,13 +77,6 @@ with StateStore(sys.argv[1]) as store:
 print("done", flush=True)
 sys.stdin.readline()
 """
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.watching import wait_until
 
 from agent_checkpoint import LeaseHeldError, StateStore
 from agent_checkpoint.testing import freeze, kill
@@ -137,13 +138,6 @@ class Holder:
             self.process.stdin.close()
         for reader in self._readers:
             reader.join(LONG)
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.watching import wait_until
 
 from agent_checkpoint import StateStore
 
@@ -42,13 +43,6 @@ setsid sh -c '( "$PYTHON" -S "$ACT" "$SIGNS" closed & ) ; exec "$PYTHON" -S "$AC
 act
 """
 ACTORS = 7
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
 
 
 class Tree:

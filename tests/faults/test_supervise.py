@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.watching import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans can be adopted on Linux only")
 
@@ -45,13 +46,6 @@ setsid bash -c '( ( exec 0<&- 1>&- 2>&-; beat stray ) & ) & exit' "$0" &
 beat foreground
 """
 CORNERS = {"background", "session", "orphan", "stray", "deep", "middle", "foreground"}
-
-
-def wait_until(true: Callable[[], object], seconds: float = LONG) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 def state(pid: int) -> str:

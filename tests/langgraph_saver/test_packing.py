@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import uuid
 import warnings
 import weakref
@@ -225,19 +226,70 @@ def test_types_that_are_made_by_the_thousand_are_not_all_kept(ours: StrictSerial
     assert sum(each() is not None for each in seen) <= MOST_TYPES + 1
 
 
-def test_a_known_type_is_not_asked_again(ours: StrictSerializer, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Asked(BaseModel):
+def test_a_message_is_packed_without_a_call_of_model_dump(ours: StrictSerializer) -> None:
+    called = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code) if event == "call" else None)
+    try:
+        ours.dumps_typed([HumanMessage(content="a"), Own(inner=1)])
+    finally:
+        sys.setprofile(None)
+    assert BaseModel.model_dump.__code__ not in called
+    assert Own.model_dump.__code__ in called
+
+
+def test_names_are_dumped_as_the_first_value_did_not_show(ours: StrictSerializer) -> None:
+    class Out(BaseModel):
+        note: str = Field(default="default", serialization_alias="outNote")
+
+    ours.dumps_typed(ToolMessage(content="", tool_call_id="c"))
+    for value in (
+        ToolMessage(content="", tool_call_id="c", artifact=Out(note="kept")),
+        Holder.model_construct(a=Out()),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert ours.dumps_typed(value) == JsonPlusSerializer().dumps_typed(value)
+
+
+def redacting(dump: Any) -> Any:
+    @wraps(dump)
+    def model_dump(self: BaseModel, **options: Any) -> dict[str, Any]:
+        return {**dump(self, **options), "inner": "***"}
+
+    return model_dump
+
+
+def test_whatever_is_put_in_the_place_of_model_dump_is_called(
+    ours: StrictSerializer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrapped(BaseModel):
+        inner: int
+        model_dump = redacting(BaseModel.model_dump)
+
+    class Later(BaseModel):
         inner: int
 
-    asked = []
+    theirs = JsonPlusSerializer()
+    for value in (Wrapped(inner=4111), Wrapped(inner=4112)):
+        assert ours.dumps_typed(value) == theirs.dumps_typed(value)
+        assert b"***" in ours.dumps_typed(value)[1]
 
-    @wraps(BaseModel.model_dump)
-    def model_dump(self: BaseModel, **options: Any) -> dict[str, Any]:
-        asked.append(self)
-        return original(self, **options)
+    ours.dumps_typed(Later(inner=1))
+    alone = Later(inner=2)
+    object.__setattr__(alone, "model_dump", lambda: {"inner": "***"})
+    assert b"***" in ours.dumps_typed(alone)[1]
+    Later.model_dump = redacting(BaseModel.model_dump)  # type: ignore[method-assign]
+    assert b"***" in ours.dumps_typed(Later(inner=3))[1]
+    monkeypatch.setattr(BaseModel, "model_dump", redacting(BaseModel.model_dump))
+    assert b"***" in ours.dumps_typed(Point(x=1))[1]
 
-    original = BaseModel.model_dump
-    monkeypatch.setattr(BaseModel, "model_dump", model_dump)
-    for _ in range(3):
-        ours.dumps_typed([Asked(inner=1), Own(inner=1)])
-    assert [type(model) for model in asked] == [Asked]
+
+def test_a_serializer_that_runs_once_is_run_once(ours: StrictSerializer) -> None:
+    class Once(BaseModel):
+        inner: list[int]
+
+        @field_serializer("inner")
+        def take(self, value: list[int]) -> int:
+            return value.pop()
+
+    assert b"\x07" in ours.dumps_typed(Once(inner=[7]))[1]

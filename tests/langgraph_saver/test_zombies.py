@@ -26,6 +26,7 @@ import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import StateGraph
+from tests.watching import wait_until
 
 from agent_checkpoint import LeaseHeldError, StaleLeaseError
 from agent_checkpoint.testing import Frozen, ZombieOutcome, freeze, pause_here
@@ -54,13 +55,6 @@ WAYS = [
 ]
 MODES = ["sync", "async"]
 DURABILITIES = ["sync", "async", "exit"]
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.002)
 
 
 def state_of(pid: int) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tests import postgres
+from tests.watching import wait_until
 
 from agent_checkpoint import StaleLeaseError, StateStore
 from agent_checkpoint_postgres import statements
@@ -30,14 +31,6 @@ def contrary(server: postgres.Server, schema: str) -> Iterator[str]:
         server.sql(f"ALTER DATABASE {schema} SET {name} TO '{value}'")
     yield server.url("agent_checkpoint", database=schema)
     server.sql(f"DROP DATABASE {schema} WITH (FORCE)")
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    for _ in range(1_000):
-        if true():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it never came")
 
 
 def save_stale(store: StateStore, server: postgres.Server) -> list[BaseException | None]:
