@@ -7,6 +7,7 @@ chance would have to be lucky to hit them.
 
 from __future__ import annotations
 
+import linecache
 import sys
 import threading
 from collections.abc import Callable
@@ -15,15 +16,22 @@ from types import FrameType, ModuleType
 from typing import Any
 
 LONG = 60.0
+# The steps of a loop are all alike; what is raised in a finaliser, Python prints and forgets.
+LEFT_OUT = ("<genexpr>", "<listcomp>", "__del__")
+
+
+def _place(code: ModuleType) -> str:
+    """What the names of its files begin with: of a package's, or a module's."""
+    assert code.__file__ is not None
+    return code.__file__.removesuffix("__init__.py")
 
 
 class Halted(threading.Thread):
-    """A call that is halted before its n-th line in a package."""
+    """A call that is halted before its n-th line in a package, or a module."""
 
-    def __init__(self, call: Callable[[], object], package: ModuleType, line: int) -> None:
+    def __init__(self, call: Callable[[], object], code: ModuleType, line: int) -> None:
         super().__init__(daemon=True)
-        assert package.__file__ is not None
-        self._folder = str(Path(package.__file__).parent)
+        self._where = _place(code)
         self._call = call
         self._left = line
         self._at = threading.Event()
@@ -55,7 +63,7 @@ class Halted(threading.Thread):
         return self.error
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(self._folder):
+        if frame.f_code.co_name in LEFT_OUT or not frame.f_code.co_filename.startswith(self._where):
             return None
         if event == "line":
             self._left -= 1
@@ -63,4 +71,48 @@ class Halted(threading.Thread):
                 self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
                 self._at.set()
                 self._go_on.wait(LONG)
+        return self._trace
+
+
+class Interrupted(threading.Thread):
+    """A call that is interrupted before its n-th line in a package or module, as Ctrl-C does it.
+
+    Lines that begin a ``with`` are left out: Python comes back to them at the
+    end of the block, where no signal is heard before the lock is let go.
+    """
+
+    def __init__(self, call: Callable[[], object], code: ModuleType, line: int) -> None:
+        super().__init__(daemon=True)
+        self._where = _place(code)
+        self._call = call
+        self._left = line
+        self.where = ""
+
+    def run(self) -> None:
+        sys.settrace(self._trace)
+        try:
+            self._call()
+        except KeyboardInterrupt:
+            pass  # and what it holds is let go
+        finally:
+            sys.settrace(None)
+
+    def was_interrupted(self) -> bool:
+        """Run it to its end; False where the call has fewer lines."""
+        self.start()
+        self.join(LONG)
+        assert not self.is_alive(), f"hangs after {self.where}"
+        return bool(self.where)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        name, caller = frame.f_code.co_filename, frame.f_back
+        if caller is not None and caller.f_code.co_name == "__del__":
+            return None
+        if frame.f_code.co_name in LEFT_OUT or not name.startswith(self._where):
+            return None
+        if event == "line" and not linecache.getline(name, frame.f_lineno).lstrip().startswith("with "):
+            self._left -= 1
+            if self._left == 0:
+                self.where = f"{Path(name).name}:{frame.f_lineno}"
+                raise KeyboardInterrupt
         return self._trace

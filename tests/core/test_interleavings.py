@@ -6,18 +6,20 @@ while it is halted, the other thing is done.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from tests.halting import LONG, Halted
+from tests.halting import LONG, Halted, Interrupted
 from tests.watching import open_files
 
 from agent_checkpoint import InvalidInputError, ReentrancyError, StateStore, sqlite
-from agent_checkpoint.sqlite import connections
+from agent_checkpoint.sqlite import connections, opening
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc")
 
@@ -47,13 +49,15 @@ def newest(store: StateStore) -> object:
     return checkpoint.data["by"]
 
 
-def halted_everywhere(folder: Path, call: Callable[[StateStore], object]) -> Iterator[tuple[StateStore, Path, Halted]]:
+def halted_everywhere(
+    folder: Path, call: Callable[[StateStore], object], code: ModuleType = sqlite
+) -> Iterator[tuple[StateStore, Path, Halted]]:
     """The call on a store of its own, halted at each of its lines in turn."""
     line = 1
     while True:
         path = folder / f"{line}.db"
         store = new_store(path)
-        halted = Halted(lambda store=store: call(store), sqlite, line)  # type: ignore[misc]
+        halted = Halted(lambda store=store: call(store), code, line)  # type: ignore[misc]
         if not halted.halts():
             assert halted.ends() is None
             store.close()
@@ -93,18 +97,37 @@ def test_after_a_file_was_replaced_during_a_call_the_next_sees_the_new_one(
         store.close()
 
 
-@pytest.mark.parametrize("call", [read, write, StateStore.close])
+def back_up(store: StateStore) -> object:
+    path = Path(store.database)
+    return store.backup(path.with_name(f"copy-of-{path.name}"))
+
+
+def initialize_again(store: StateStore) -> object:
+    with StateStore(store.database) as another:
+        return another.initialize()
+
+
+def forget(store: StateStore) -> object:
+    another = StateStore(store.database)
+    read(another)
+    del another  # without having closed it
+    return gc.collect(0)
+
+
+# Where a call is long, only where it opens and closes.
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        *((call, sqlite) for call in (read, write, StateStore.close)),
+        *((call, opening) for call in (back_up, initialize_again, forget)),
+    ],
+)
 def test_a_child_forked_during_a_call_has_no_connection_of_its_parent_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[StateStore], object]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[StateStore], object], code: ModuleType
 ) -> None:
     monkeypatch.setattr(connections, "FORK_PATIENCE", 0.01)
-    for store, path, halted in halted_everywhere(tmp_path, call):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads
-            child = os.fork()
-        if child == 0:
-            os._exit(_used_in_the_child(store, path))
-        verdict = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for store, path, halted in halted_everywhere(tmp_path, call, code):
+        verdict = _forked(path)
         assert halted.ends() is None, halted.where
         assert verdict in (FINE, REFUSED), (halted.where, verdict)
         store.close()
@@ -112,10 +135,43 @@ def test_a_child_forked_during_a_call_has_no_connection_of_its_parent_s(
             again.put_checkpoint("deploy", {"by": "the parent"})
 
 
+@pytest.mark.parametrize(
+    ("call", "code"), [(read, sqlite), (write, sqlite), (StateStore.close, connections), (back_up, opening)]
+)
+def test_a_child_forked_after_an_interrupted_call_uses_the_store(
+    tmp_path: Path, call: Callable[[StateStore], object], code: ModuleType
+) -> None:
+    line = 1
+    while True:
+        path = tmp_path / f"{line}.db"
+        store = new_store(path)
+        interrupted = Interrupted(lambda store=store: call(store), code, line)  # type: ignore[misc]
+        if not interrupted.was_interrupted():
+            break
+        # Were a connection lost, and still open, the fork would wait for it, and refuse the child the file.
+        assert _forked(path) == FINE, interrupted.where
+        with StateStore(path) as again:
+            again.put_checkpoint("deploy", {"by": "the parent"})
+        store.close()
+        assert open_files(path) == [], interrupted.where
+        line += 1
+    assert line > 10, "too few lines: is the call traced?"
+
+
 FINE, REFUSED, INHERITED, BROKEN = 0, 10, 11, 12
 
 
-def _used_in_the_child(store: StateStore, path: Path) -> int:
+def _forked(path: Path) -> int:
+    """Fork now; what became of the child's use of the store."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads
+        child = os.fork()
+    if child == 0:
+        os._exit(_used_in_the_child(path))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _used_in_the_child(path: Path) -> int:
     inherited = open_files(path)
     try:
         with StateStore(path) as mine:  # the parent may have closed its own

@@ -8,9 +8,9 @@ import weakref
 from _thread import get_ident
 from time import monotonic, sleep
 
-from agent_checkpoint.errors import InvalidInputError, NotAStoreError, NotFoundError, ReentrancyError
-from agent_checkpoint.sqlite import forks
-from agent_checkpoint.sqlite.opening import connect, patiently, refuse_foreign
+from agent_checkpoint.errors import InvalidInputError, NotAStoreError, NotFoundError
+from agent_checkpoint.sqlite import forks, opening
+from agent_checkpoint.sqlite.opening import Connection, patiently, refuse_foreign
 from agent_checkpoint.sqlite.translate import FAILURES, translate, translate_os
 
 # Idle connections kept for the next user; more are closed when they come back.
@@ -19,28 +19,11 @@ KEPT = 8
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from agent_checkpoint.errors import AgentCheckpointError
-    from agent_checkpoint.sqlite.opening import Connection
 
 # How long a fork waits for the connections that other threads are using.
 FORK_PATIENCE = 2.0
 
-# Files that were in use when this process was forked.
-_poisoned: set[tuple[int, int]] = set()
 _pools: weakref.WeakSet[Connections] = weakref.WeakSet()
-
-
-class _Loan:
-    """Who has a connection, or is about to get one."""
-
-    __slots__ = ("connection", "thread")
-
-    def __init__(self, thread: int) -> None:
-        self.thread = thread
-        self.connection: weakref.ref[Connection] | None = None
-
-    def is_out(self) -> bool:
-        """Whether it is still used: an interrupt may have lost it."""
-        return self.connection is None or self.connection() is not None
 
 
 class Connections:
@@ -52,7 +35,6 @@ class Connections:
         self._synchronous = synchronous
         self._identity: tuple[int, int] | None = None
         self._idle: list[Connection] = []
-        self._lent: dict[_Loan, object] = {}
         self._closed = False
         _pools.add(self)
         weakref.finalize(self, _close_all, self._idle)
@@ -67,40 +49,22 @@ class Connections:
         """
         if self._closed:
             raise InvalidInputError("store: is closed", field="store")
-        loan = _Loan(get_ident())
-        try:
-            # Noted before it has its connection: either it sees a fork coming, or the fork sees it.
-            self._lent[loan] = None
-            if forks.coming:
-                self._let_pass(loan)
-            connection, fresh = self._find()
-            loan.connection, connection.loan = weakref.ref(connection), loan
-        except BaseException:
-            self._lent.pop(loan, None)
-            raise
-        return connection, fresh
+        if forks.coming and not forks.is_mine():
+            forks.wait()
+        return self._find()
 
     def give_back(self, connection: Connection) -> None:
         """Keep the connection for the next user, unless it is in a state of its own."""
-        loan = connection.__dict__.pop("loan", None)
-        if loan is None:
-            return  # given back before; two users must never have it
-        try:
-            unfit = self._closed or connection.in_transaction or connection.identity != self._identity
-            if unfit or len(self._idle) >= KEPT:
-                connection.close()
-            else:
-                self._idle.append(connection)
-                if self._closed:  # since it was looked at: who closes looks at the idle ones once
-                    _close_all(self._idle)
-        finally:
-            # Last, or a fork would come while the connection is neither lent nor idle.
-            self._lent.pop(loan, None)
-
-    def discard(self, connection: Connection) -> None:
-        """Close a connection instead of giving it back."""
-        connection.close()
-        self._lent.pop(connection.__dict__.pop("loan", None), None)
+        if connection.note.generation != forks.generation:
+            return  # the parent's
+        unfit = self._closed or connection.raw.in_transaction or connection.identity != self._identity
+        if unfit or len(self._idle) >= KEPT:
+            connection.close()
+            return
+        connection.note.thread = 0
+        self._idle.append(connection)
+        if self._closed:  # since it was looked at: who closes looks at the idle ones once
+            _close_all(self._idle)
 
     def is_current(self, connection: Connection) -> bool:
         """Whether the connection is to the file that is at the path now."""
@@ -113,49 +77,16 @@ class Connections:
     def close(self) -> None:
         """Close what is idle; what is lent is closed when it comes back."""
         self._closed = True
-        loan = _Loan(get_ident())
-        try:
-            self._lent[loan] = None
-            if forks.coming:
-                self._let_pass(loan)
-            self._drop()
-        finally:
-            self._lent.pop(loan, None)
+        self._drop()
 
-    def withdraw(self, deadline: float) -> None:
-        """Before a fork: have no connection open, if the other threads allow it until ``deadline``."""
-        me = get_ident()
-        while any(loan.thread != me and loan.is_out() for loan in list(self._lent)) and monotonic() < deadline:
-            sleep(0.001)
+    def withdraw(self) -> None:
+        """Before a fork: close what is idle."""
         _close_all(self._idle)
 
     def abandon(self) -> None:
-        """In a forked child: connections that were in use stay the parent's.
-
-        Closing one would run SQLite's clean-up on locks and shared memory that
-        the parent is using; so the file cannot be opened anew here either.
-        """
-        out = [loan for loan in self._lent if loan.is_out()]
-        if out or self._idle:  # idle: what came back after the last look
-            for loan in out:
-                leak(loan.connection() if loan.connection is not None else None)
-            leak(list(self._idle))
-            self._idle.clear()
-            try:
-                file = os.stat(self._path)
-            except OSError:
-                pass  # it is gone, and nobody can open it by that name
-            else:
-                _poisoned.add((file.st_dev, file.st_ino))
-        self._lent.clear()
+        """In a forked child: what the parent has stays the parent's."""
+        self._idle.clear()
         self._identity = None
-
-    def _let_pass(self, loan: _Loan) -> None:
-        """Step back for the fork that another thread is about to make, then note the user again."""
-        while forks.coming and not forks.is_mine():
-            del self._lent[loan]
-            forks.wait()
-            self._lent[loan] = None
 
     def _find(self) -> tuple[Connection, bool]:
         try:
@@ -167,15 +98,15 @@ class Connections:
         if fresh:
             # The file is new to us, or somebody deleted or replaced it: what our
             # old connections would write to is nobody's store any more.
-            _refuse_poisoned(identity, self._path)
             self._drop()
         while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                connection = self._open(file, fresh)
-                connection.identity = self._identity = identity
+                connection, fresh = self._open(file, fresh)
+                self._identity = connection.identity
                 return connection, fresh
+            connection.note.thread = get_ident()
             if connection.identity == identity:
                 return connection, fresh
             connection.close()  # it came back while the file was being replaced
@@ -191,14 +122,15 @@ class Connections:
             database=self._path,
         )
 
-    def _open(self, file: os.stat_result, fresh: bool) -> Connection:
+    def _open(self, file: os.stat_result, fresh: bool) -> tuple[Connection, bool]:
         if fresh and not stat.S_ISREG(file.st_mode):
             raise NotAStoreError(f"{self._path} is not a file", database=self._path)
         if fresh and file.st_size == 0:
             raise NotAStoreError(f"{self._path} is empty", database=self._path)
         connection = None
         try:
-            connection = patiently(self._busy_seconds, lambda: connect(self._path, self._synchronous))
+            connection = patiently(self._busy_seconds, lambda: Connection(self._path, self._synchronous))
+            fresh = fresh or connection.identity != (file.st_dev, file.st_ino)  # replaced meanwhile
             if fresh:
                 refuse_foreign(connection, self._path, self._busy_seconds)
         except BaseException as error:
@@ -207,7 +139,7 @@ class Connections:
             if isinstance(error, FAILURES):
                 raise translate(error, self._path) from error
             raise
-        return connection
+        return connection, fresh
 
     def _drop(self) -> None:
         _close_all(self._idle)
@@ -223,27 +155,15 @@ def _close_all(idle: list[Connection]) -> None:
         connection.close()
 
 
-def leak(connections: object) -> None:
-    """Keep an object alive until the process ends, beyond the interpreter's own clean-up."""
-    import ctypes
-
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connections))
-
-
-def _refuse_poisoned(identity: tuple[int, int], path: str) -> None:
-    if identity in _poisoned:
-        raise ReentrancyError(
-            f"this process was forked while {path} was in use, so SQLite's locks cannot be trusted here",
-            hint="start the process anew (multiprocessing: spawn), or fork outside of transactions",
-            database=path,
-        )
-
-
 def _withdraw_all() -> None:
-    """Before a fork: close what is idle, and wait a moment for what others are using."""
-    deadline = monotonic() + FORK_PATIENCE
-    for pool in _all_pools():
-        pool.withdraw(deadline)
+    """Before a fork: have no connection open, if the other threads allow it for a moment."""
+    me, deadline = get_ident(), monotonic() + FORK_PATIENCE
+    while True:
+        for pool in _all_pools():
+            pool.withdraw()
+        if all(note.thread == me for note in opening.opened.copy()) or monotonic() >= deadline:
+            return
+        sleep(0.001)
 
 
 def _all_pools() -> list[Connections]:
@@ -255,6 +175,7 @@ def _all_pools() -> list[Connections]:
 
 
 def _abandon_all() -> None:
+    opening.abandon()
     for pool in _all_pools():
         pool.abandon()
 

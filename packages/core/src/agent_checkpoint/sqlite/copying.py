@@ -13,7 +13,7 @@ from time import monotonic, sleep
 from agent_checkpoint.errors import InvalidInputError, NotFoundError, StorageCorruptError, schema_version_error
 from agent_checkpoint.sqlite import tables
 from agent_checkpoint.sqlite.connections import Connections
-from agent_checkpoint.sqlite.opening import connect, refuse_foreign
+from agent_checkpoint.sqlite.opening import Connection, refuse_foreign
 from agent_checkpoint.sqlite.translate import FAILURES, translate, translate_os
 
 TYPE_CHECKING = False
@@ -88,24 +88,28 @@ def opened(path: str, busy_seconds: float, version: int) -> Iterator[Callable[[T
     try:
         copied.run("BEGIN")  # one state, should somebody use it
         _check(copied, path)
-        ((found,),) = copied.execute(VERSION).fetchall()
+        ((found,),) = copied.run(VERSION).fetchall()
         if found > version:
             raise schema_version_error("core", found, version)
         yield lambda transaction: _replace(copied, transaction)
     except FAILURES as error:
         raise translate(error, path) from error
     finally:
-        copies.discard(copied)
+        copied.close()
         copies.close()
 
 
 def _copy(source: str, target: str, busy_seconds: float) -> None:
-    with _synced(target) as sync, closing(connect(source, "FULL")) as from_, closing(connect(target, "FULL")) as to:
+    with (
+        _synced(target) as sync,
+        closing(Connection(source)) as from_,
+        closing(Connection(target)) as to,
+    ):
         refuse_foreign(from_, source, busy_seconds)
         from_.run("BEGIN")
         from_.run("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()  # one state, however many steps it takes
-        from_.backup(to, pages=PAGES_AT_ONCE, progress=lambda *_: sync())
-        to.execute("PRAGMA journal_mode=DELETE").fetchone()  # one file, until somebody uses it
+        from_.raw.backup(to.raw, pages=PAGES_AT_ONCE, progress=lambda *_: sync())
+        to.run("PRAGMA journal_mode=DELETE").fetchone()  # one file, until somebody uses it
         _check(to, target)
 
 
@@ -129,7 +133,7 @@ def _synced(path: str) -> Iterator[Callable[[], None]]:
 
 
 def _check(connection: Connection, path: str) -> None:
-    found = [row[0] for row in connection.execute("PRAGMA integrity_check(5)")]
+    found = [row[0] for row in connection.run("PRAGMA integrity_check(5)")]
     if found != ["ok"]:
         raise StorageCorruptError(f"{path}: the copy is damaged: {'; '.join(map(str, found))}", database=path)
 
@@ -179,7 +183,7 @@ def _replace(copied: Connection, transaction: Transaction) -> None:
     """
 
     def rows(sql: str) -> list[Row]:
-        return copied.execute(sql).fetchall()
+        return copied.run(sql).fetchall()
 
     counters = _highest(_counters(transaction.rows), _counters(rows))
     for kind, name, _ in transaction.rows(SCHEMA):
@@ -190,7 +194,7 @@ def _replace(copied: Connection, transaction: Transaction) -> None:
         if table.name not in QUEUES:
             columns = ", ".join(f'"{column}"' for column in table.columns)
             places = ", ".join("?" * len(table.columns))
-            found = copied.execute(f'SELECT {columns} FROM "{table.name}"')  # noqa: S608 -- a schema's own names
+            found = copied.raw.execute(f'SELECT {columns} FROM "{table.name}"')  # noqa: S608 -- a schema's own names
             transaction.executemany(f'INSERT INTO "{table.name}" ({columns}) VALUES ({places})', found)  # noqa: S608
     _run(transaction, [sql for kind, _, sql in rows(SCHEMA) if kind != "table"])  # triggers last: they refuse changes
     if counters and transaction.rows(HAS_COUNTERS)[0][0]:

@@ -94,7 +94,7 @@ class SqliteDatabase(Database):
                     raise
                 return connection, patiently(self.busy_seconds, lambda: connection.run(sql, parameters).fetchall())
         except BaseException as error:
-            self.connections.discard(connection)
+            connection.close()
             if isinstance(error, FAILURES):
                 raise translate(error, self.name) from error
             raise
@@ -174,7 +174,7 @@ class SqliteDatabase(Database):
             self.one_kernel = filesystem.is_one_kernel(filesystem.check(self.name))
             self._refuse_other_version(connection)
         except BaseException:
-            self.connections.discard(connection)
+            connection.close()
             raise
         self._right_version = True
 

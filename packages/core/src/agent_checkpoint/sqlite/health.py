@@ -62,21 +62,21 @@ def _asked(check: Callable[[Connection], Check], connection: Connection) -> Chec
 
 
 def _integrity(connection: Connection) -> Check:
-    found = [row[0] for row in connection.execute("PRAGMA integrity_check(20)")]
+    found = [row[0] for row in connection.run("PRAGMA integrity_check(20)")]
     if found == ["ok"]:
         return Check("integrity", "ok", "ok", "every page, index and constraint is sound")
     return Check("integrity", "broken", found, "the file is damaged: keep it and its -wal, restore from a backup")
 
 
 def _journal_mode(connection: Connection) -> Check:
-    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    mode = connection.run("PRAGMA journal_mode").fetchone()[0]
     if mode == "wal":
         return Check("journal_mode", "ok", mode, "readers and the writer do not wait for each other")
     return Check("journal_mode", "warning", mode, "somebody switched the write-ahead log off; 'init' turns it on again")
 
 
 def _synchronous(connection: Connection) -> Check:
-    level = connection.execute("PRAGMA synchronous").fetchone()[0]
+    level = connection.run("PRAGMA synchronous").fetchone()[0]
     if level >= 2:
         message = "what this connection is answered survives a power cut; programs may have opened theirs with less"
         return Check("synchronous", "ok", "full", message)

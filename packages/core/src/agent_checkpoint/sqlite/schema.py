@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from agent_checkpoint.errors import NotAStoreError, StorageError, StorageUnreachableError
 from agent_checkpoint.sqlite import forks
-from agent_checkpoint.sqlite.opening import APPLICATION_ID, Connection, connect, patiently
+from agent_checkpoint.sqlite.opening import APPLICATION_ID, Connection, patiently
 from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate, translate_os
 
 TYPE_CHECKING = False
@@ -54,7 +54,7 @@ def _create(path: str) -> None:
     if not fresh and 0 < os.stat(path).st_size < SMALLEST:
         raise NotAStoreError(f"{path} is not a database", database=path)
     orphaned = fresh and os.path.exists(path + "-wal")
-    connection = connect(path, "FULL")
+    connection = Connection(path)
     try:
         if _is_ours(connection, path) and connection.run("PRAGMA journal_mode").fetchone()[0] == "wal":
             return
@@ -98,7 +98,7 @@ def _stamp(connection: Connection) -> None:
         connection.run(f"PRAGMA application_id={APPLICATION_ID}")
         connection.run("COMMIT")
     except BaseException:
-        if connection.in_transaction:
+        if connection.raw.in_transaction:
             connection.run("ROLLBACK")
         raise
 

@@ -8,9 +8,8 @@ from time import monotonic
 from agent_checkpoint.database import Reader, Transaction
 from agent_checkpoint.errors import ReentrancyError, StorageBusyError, StorageError, StorageReadOnlyError
 from agent_checkpoint.sqlite import forks
-from agent_checkpoint.sqlite.connections import leak
 from agent_checkpoint.sqlite.gate import refuse_reentrancy
-from agent_checkpoint.sqlite.opening import patiently
+from agent_checkpoint.sqlite.opening import leak, patiently
 from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate, translate_commit
 
 TYPE_CHECKING = False
@@ -57,7 +56,7 @@ class SqliteRead(Reader):
             patiently(database.busy_seconds, lambda: self._connection.run(FIRST_ROW).fetchall())
             self.moment = database.moment()
         except BaseException as error:
-            database.connections.discard(self._connection)
+            self._connection.close()
             if isinstance(error, FAILURES):
                 raise translate(error, database.name) from error
             raise
@@ -68,7 +67,7 @@ class SqliteRead(Reader):
             self._connection.run("COMMIT")
         except FAILURES:
             # Nothing was written: what was read is good.
-            self._database.connections.discard(self._connection)
+            self._connection.close()
         else:
             self._database.connections.give_back(self._connection)
 
@@ -146,7 +145,7 @@ class SqliteTransaction(Transaction):
                 _roll_back(self._lent)
                 if issubclass(kind, StorageReadOnlyError):
                     # Opened while the disk was read-only, it stays so for ever.
-                    self._database.connections.discard(self._lent)
+                    self._lent.close()
                     self._lent = None
         finally:
             self._leave()
@@ -162,7 +161,7 @@ class SqliteTransaction(Transaction):
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         connection = self._lent
-        if forks.generation != self._generation or connection is None or not connection.in_transaction:
+        if forks.generation != self._generation or connection is None or not connection.raw.in_transaction:
             self._refuse()
         try:
             return connection.run(sql, parameters).fetchall()
@@ -171,7 +170,7 @@ class SqliteTransaction(Transaction):
 
     def run(self, sql: str, parameters: Parameters = ()) -> int:
         connection = self._lent  # ``_open`` without the call: there are three of these in every change
-        if forks.generation != self._generation or connection is None or not connection.in_transaction:
+        if forks.generation != self._generation or connection is None or not connection.raw.in_transaction:
             self._refuse()
         try:
             return connection.run(sql, parameters).rowcount
@@ -181,7 +180,7 @@ class SqliteTransaction(Transaction):
     def executemany(self, sql: str, parameters: Iterable[Parameters]) -> None:
         connection = self._open()
         try:
-            connection.executemany(sql, parameters)
+            connection.raw.executemany(sql, parameters)
         except FAILURES as error:
             raise translate(error, self._database.name) from error
 
@@ -224,7 +223,7 @@ class SqliteTransaction(Transaction):
     def _open(self) -> Connection:
         """The connection, while the transaction lasts: a statement after its end would be committed alone."""
         connection = self._lent
-        if forks.generation != self._generation or connection is None or not connection.in_transaction:
+        if forks.generation != self._generation or connection is None or not connection.raw.in_transaction:
             self._refuse()
         return connection
 
@@ -265,7 +264,7 @@ class SqliteTransaction(Transaction):
 
     def _commit(self) -> None:
         connection = self._lent
-        if connection is None or not connection.in_transaction:
+        if connection is None or not connection.raw.in_transaction:
             self._refuse()
         try:
             connection.run("COMMIT")
@@ -277,9 +276,10 @@ class SqliteTransaction(Transaction):
     def _leave(self) -> None:
         """Give everything back; harmless when it is called again after an interrupt."""
         try:
-            if self._lent is not None:
-                self._database.connections.give_back(self._lent)
-                self._lent = None
+            # Not ours any more before it may be another's: called twice, this must not give it back twice.
+            lent, self._lent = self._lent, None
+            if lent is not None:
+                self._database.connections.give_back(lent)
         finally:
             self._database.writers.discard(self._thread)
             if self._gate is not None:
@@ -289,7 +289,7 @@ class SqliteTransaction(Transaction):
 
 def _roll_back(connection: Connection) -> None:
     try:
-        if connection.in_transaction:
+        if connection.raw.in_transaction:
             connection.run("ROLLBACK")
     except FAILURES:
         pass  # a connection that cannot even do that is closed when it is given back
