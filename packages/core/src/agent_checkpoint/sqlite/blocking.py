@@ -26,12 +26,12 @@ class Helper:
 
     def take(self, patience: float) -> bool:
         """Wait for the lock; False when it did not come in time (it is then passed on)."""
-        with self._state:
-            self._wanted = True
-            if not self.waiting:
-                self.waiting = True
-                self._asked.release()
         try:
+            with self._state:
+                self._wanted = True
+                if not self.waiting:
+                    self.waiting = True
+                    self._asked.release()
             if self._answer.acquire(timeout=max(0.0, patience)):
                 return True
         except BaseException:

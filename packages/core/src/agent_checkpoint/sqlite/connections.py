@@ -55,13 +55,14 @@ class Connections:
 
     def give_back(self, connection: Connection) -> None:
         """Keep the connection for the next user, unless it is in a state of its own."""
-        if connection.note.generation != forks.generation:
+        note = connection.note
+        if note.generation != forks.generation:
             return  # the parent's
-        unfit = self._closed or connection.raw.in_transaction or connection.identity != self._identity
+        unfit = self._closed or connection.raw.in_transaction or note.identity != self._identity
         if unfit or len(self._idle) >= KEPT:
             connection.close()
             return
-        connection.note.thread = 0
+        note.thread = 0
         self._idle.append(connection)
         if self._closed:  # since it was looked at: who closes looks at the idle ones once
             _close_all(self._idle)
@@ -106,8 +107,9 @@ class Connections:
                 connection, fresh = self._open(file, fresh)
                 self._identity = connection.identity
                 return connection, fresh
-            connection.note.thread = get_ident()
-            if connection.identity == identity:
+            note = connection.note
+            note.thread = get_ident()
+            if note.identity == identity:
                 return connection, fresh
             connection.close()  # it came back while the file was being replaced
 
