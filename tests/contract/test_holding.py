@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests import watching
 from tests.watching import wait_until
 
 from agent_checkpoint import (
@@ -844,11 +845,13 @@ def test_a_broken_hold_is_noticed_here(
 ) -> None:
     break_it, notices = BROKEN[how]
     monkeypatch.setitem(globals(), "LONG", 0.3)
+    monkeypatch.setattr(watching, "LONG", 0.3)
     with monkeypatch.context() as patch:
         break_it(patch)
         with pytest.raises((AssertionError, pytest.fail.Exception, StaleLeaseError)):
             notices(store, clock)
     monkeypatch.setitem(globals(), "LONG", 30.0)
+    monkeypatch.setattr(watching, "LONG", 30.0)
 
 
 # The cheap look

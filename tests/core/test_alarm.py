@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from tests import watching
 from tests.watching import wait_until
 
 from agent_checkpoint import alarm
@@ -410,6 +411,7 @@ def test_a_broken_alarm_is_noticed_here(clock: FakeClock, monkeypatch: pytest.Mo
     name, broken, notices = BROKEN[how]
     with monkeypatch.context() as patch:
         patch.setitem(globals(), "LONG", 0.5)
+        patch.setattr(watching, "LONG", 0.5)
         patch.setattr(Alarm, name, broken)
         with pytest.raises(AssertionError):
             notices(clock)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import watching
 from tests.watching import wait_until
 
 from agent_checkpoint import HeldLease, StaleLeaseError, StateStore, StorageBusyError, heart
@@ -614,6 +615,7 @@ def test_a_broken_heart_is_noticed_here(
     wanted = notices.__code__.co_varnames[: notices.__code__.co_argcount]
     with monkeypatch.context() as patch:
         patch.setitem(globals(), "LONG", 0.5)
+        patch.setattr(watching, "LONG", 0.5)
         break_it(patch)
         with pytest.raises((AssertionError, pytest.fail.Exception, StaleLeaseError)):
             notices(**{name: given[name] for name in wanted})

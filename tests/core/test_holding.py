@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import watching
 from tests.watching import wait_until
 
 from agent_checkpoint import (
@@ -648,6 +649,7 @@ def test_a_broken_hold_is_noticed_here(
     given = {name: request.getfixturevalue(name) for name in wanted}
     with monkeypatch.context() as patch:
         patch.setitem(globals(), "LONG", 0.5)
+        patch.setattr(watching, "LONG", 0.5)
         break_it(patch)
         with pytest.raises((AssertionError, pytest.fail.Exception, AgentCheckpointError)):
             notices(**given)
