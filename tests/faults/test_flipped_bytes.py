@@ -7,6 +7,8 @@ from tests.faults.engine import Budget, Report
 from tests.faults.flips import engine as flips
 
 SEED = 20_260_801
+# With it an early bit leads the reader of a whole table back to where it was.
+ROUND_AND_ROUND = 219_442_317
 
 
 def ignore(report: Report) -> None:
@@ -17,8 +19,9 @@ def flipped(report: Report) -> int:
     return report.faults["flipped-bit"] + report.faults["flipped-byte"]
 
 
-def test_a_flipped_byte_never_changes_an_answer() -> None:
-    report = flips.run(Budget(15, SEED), ignore)
+@pytest.mark.parametrize("seed", [SEED, ROUND_AND_ROUND])
+def test_a_flipped_byte_never_changes_an_answer(seed: int) -> None:
+    report = flips.run(Budget(10, seed), ignore)
     assert report.violations == []
     assert flipped(report) > 0
 

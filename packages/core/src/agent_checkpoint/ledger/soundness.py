@@ -85,14 +85,22 @@ def _pages(database: Database, rows: Rows) -> Iterator[list[Row]]:
     key, places = ", ".join(rows.key), [rows.columns.index(name) for name in rows.key]
     source = f"SELECT {', '.join(rows.columns)} FROM {rows.table}"  # noqa: S608 -- our own names
     order = f" ORDER BY {key} LIMIT ?"
-    behind, last = "", ()
+    behind = ""
+    last: Row = ()
     while True:
         with database.read() as reader:
             page = reader.rows(source + behind + order, (*last, rows.page))
         if not page:
             return
         yield page
-        behind, last = (
-            f" WHERE ({key}) > ({', '.join('?' * len(key.split(', ')))})",
-            tuple(page[-1][at] for at in places),
-        )
+        before, last = last, tuple(page[-1][at] for at in places)
+        if not _is_behind(last, before):  # or it would go round for ever
+            raise StorageCorruptError("its rows are not in their order: the file is damaged")
+        behind = f" WHERE ({key}) > ({', '.join('?' * len(places))})"
+
+
+def _is_behind(last: Row, before: Row) -> bool:
+    try:
+        return last > before
+    except TypeError:
+        return False  # a text where a number was
