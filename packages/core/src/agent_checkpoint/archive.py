@@ -25,7 +25,7 @@ from agent_checkpoint.errors import (
     StorageError,
 )
 from agent_checkpoint.ledger import events as event_log
-from agent_checkpoint.ledger import refusals
+from agent_checkpoint.ledger import refusals, sums
 from agent_checkpoint.record import Record
 from agent_checkpoint.records import Happened
 from agent_checkpoint.times import rfc3339, wall_ns
@@ -238,6 +238,8 @@ def _events(database: Database, last: int) -> Iterator[Event]:
         if not found:
             return
         yield from found
+        if found[-1].id <= after:  # damage leads back to where it was
+            raise sums.gone(f"event {after + 1}")
         after = found[-1].id
 
 

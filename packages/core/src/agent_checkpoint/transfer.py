@@ -272,6 +272,8 @@ def _copy(reader: Reader, transaction: Transaction, table: Table, progress: Prog
         for page in _pages(reader, table):
             transaction.executemany(insert, page)
             done += len(page)
+            if done > total:  # damage leads back to where it was
+                break
             progress(table.name, done, total)
             yield page
 
