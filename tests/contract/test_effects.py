@@ -136,7 +136,7 @@ def test_what_was_begun_under_a_lease_that_ended_is_unknown_for_ever(
             store.effect("publish", lease=store.acquire("release", "worker-b", 30)).__enter__()
         assert (unknown.value.exit_status, unknown.value.retryable) == (76, False)
         assert (unknown.value.key, unknown.value.owner, unknown.value.token) == ("publish", "worker-a", 1)
-        assert unknown.value.begun_at == "2030-01-01T00:00:00.000000Z"
+        assert unknown.value.facts["begun_at"] == "2030-01-01T00:00:00.000000Z"
         clock.advance(30)
     assert state_of(store) == "unknown"
     assert began.fresh

@@ -22,7 +22,6 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.aio import AsyncStateStore
 from agent_checkpoint.testing import FakeClock
-from agent_checkpoint.times import rfc3339
 
 # Longer than anything here takes: only a hang reaches it.
 LONG = 60.0
@@ -158,7 +157,7 @@ def test_a_wait_that_was_too_short_says_what_the_caller_can_act_on(
     assert isinstance(error, LeaseHeldError)
     assert isinstance(error, TimeoutError)
     assert (error.scope, error.owner, error.token, error.position) == ("release", "worker-a", 1, 1)
-    assert error.expires_at == rfc3339(lease.expires_at)
+    assert error.expires_at == lease.expires_at
     # As of its last look, which may be a pause ago.
     assert 25 <= error.retry_after <= 30
     assert 5 <= error.waited_seconds <= 5.06

@@ -159,9 +159,12 @@ def test_a_script_that_misses_a_program_halfway_may_have_done_something(once: On
 
 def test_a_command_that_cannot_be_started_has_surely_done_nothing(once: Once) -> None:
     (once.folder / "plain").write_text("no program")
-    for program, status in (("./nowhere", 127), ("./plain", 126)):
+    for program, status, code in (
+        ("./nowhere", 127, "command-not-found"),
+        ("./plain", 126, "command-cannot-execute"),
+    ):
         said = once.run(*COMMAND, "once", "key", "--", program)
-        assert (said.status, error(said)["code"]) == (status, "command-not-found")
+        assert (said.status, error(said)["code"]) == (status, code)
         assert once.effect().state == "failed"
     assert once("key", sh="echo paid") == Said(0, b"paid\n", "")
 

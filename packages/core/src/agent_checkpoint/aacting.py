@@ -84,4 +84,7 @@ class AsyncActing:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        await uncancelled(self._run(self._acting.__exit__, kind, error, trace))
+        if kind is GeneratorExit:  # thrown away: nothing can be awaited any more
+            self._acting.__exit__(kind, None, trace)
+        else:
+            await uncancelled(self._run(self._acting.__exit__, kind, error, trace))

@@ -169,7 +169,7 @@ class Acting:
                 scope=self.fence.scope,
                 owner=self.fence.owner,
                 token=self.fence.token,
-                begun_at=rfc3339(self._begun().begun_at),
+                begun_at=self._begun().begun_at,
             )
 
 
@@ -200,6 +200,6 @@ def decide(changes: Changes, key: str, done: Any, retry: bool, by: str, begun_at
             "begun_at",
             f"is not that of the latest try of {key!r}, which was begun at {rfc3339(found[1].begun_at)}",
             hint="what was seen says nothing of a later try: look at it, and decide again",
-            found=rfc3339(found[1].begun_at),
+            found=found[1].begun_at,
         )
     return effects.resolve(changes, found[0], "failed" if retry else "done", stored, by)

@@ -2,8 +2,8 @@
 
 Each call runs on a small pool of threads, never on the event loop, which a
 fsync would stall. A call that is cancelled goes on in its thread and may still
-take effect. ``acquire`` alone waits for it (at most the busy timeout) and gives
-back what it was granted.
+take effect. Those that grant a lease or begin an effect (``acquire``, ``hold``,
+``effect``) wait for it, at most the busy timeout, and give back what they got.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from errno import EDQUOT, ENOSPC
 from hashlib import sha256
 from time import monotonic
 
@@ -23,6 +24,7 @@ from agent_checkpoint.errors import (
     StorageBusyError,
     StorageCorruptError,
     StorageError,
+    StorageFullError,
 )
 from agent_checkpoint.ledger import events as event_log
 from agent_checkpoint.ledger import refusals, sums
@@ -108,9 +110,12 @@ def archive(changes: Changes, before: datetime, to: str, progress: Progress) -> 
     Raises:
         InvalidInputError: the file is there already, or the time has no time zone.
         StorageBusyError: another archive was made meanwhile; nothing was removed.
-        StorageError: the file cannot be written, or is not what was written.
+        StorageFullError: there is no space for the file.
+        StorageError: the file cannot be written, or is not what was written; or the file is
+            there, whole and on record, but not all that it holds could be removed from the log.
     """
     names.aware("before", before)
+    names.path("to", to)
     database = changes.database
     with database.read() as reader:
         last = event_log.up_to(reader, wall_ns(before))
@@ -123,12 +128,12 @@ def archive(changes: Changes, before: datetime, to: str, progress: Progress) -> 
     except FileExistsError:
         names.invalid("to", f"{to} is there already: an archive is a file of its own")
     except OSError as error:
+        kind = StorageFullError if error.errno in (ENOSPC, EDQUOT) else StorageError
         message = f"{to}: the archive cannot be written: {error.strerror}"
-        raise StorageError(message, hint="nothing was removed") from error
+        raise kind(message, hint="nothing was removed") from error
     if written.events:
         _put_on_record(changes, written, since, earlier)
-        _remove(changes, last)
-        _forget(changes, counters)
+        _take_out(changes, written, last, counters)
     return written
 
 
@@ -136,10 +141,12 @@ def verify(path: str) -> Archived:
     """Read an archive from its first line to its last; what it holds.
 
     Raises:
+        InvalidInputError: the path cannot be one.
         NotFoundError: there is no such file.
         StorageCorruptError: it is not as it was written; the message names the line.
     """
     number, count, refused, first, last, chain = 0, 0, 0, None, None, Chain()
+    names.path("file", path)
     try:
         with open(path, encoding="utf-8", newline="\n") as source:
             for number, line in enumerate(source, start=1):
@@ -269,6 +276,18 @@ def _put_on_record(changes: Changes, written: Archived, since: int, earlier: int
         with suppress(OSError):
             os.unlink(path)
         raise
+
+
+def _take_out(changes: Changes, written: Archived, last: int, counters: Sequence[Refusals]) -> None:
+    """Remove from the log what is in the file."""
+    try:
+        _remove(changes, last)
+        _forget(changes, counters)
+    except StorageBusyError as error:  # to repeat the call would not help: the file is there
+        raise StorageError(
+            f"{written.file} is whole and on record, but not all that it holds is out of the log: {error}",
+            hint="archive what is left into another file, later; an event in two files has the same cursor in both",
+        ) from error
 
 
 def _remove(changes: Changes, last: int) -> None:

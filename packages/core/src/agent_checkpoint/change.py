@@ -127,7 +127,8 @@ class Changes:
                 told = event_log.record(transaction, together.happened, telling)
         except (StorageBusyError, OutcomeUnknownError) as error:
             # Not again: it may have happened. What was refused, is refused all the same.
-            known = [*answers, *[None] * (len(asked) - len(answers))]
+            vetoes = [veto and Refused(veto, item.write) for item, veto in asked]
+            known = [*answers, *vetoes[len(answers) :]]
             return [Outcome(None, _unrecorded(each) if isinstance(each, Refused) else error) for each in known]
         except Exception:
             return [self._alone(item, veto) for item, veto in asked]
@@ -143,11 +144,12 @@ class Changes:
         refuse_inside_hook()
         veto = item.write and self._plugins.check_fence(item.write)
         telling = self._plugins.listening()
-        answer: Any = None
+        answer: Any = None if veto is None else Refused(veto, item.write)
         try:
             with self.database.transaction(sorted(item.locks)) as transaction:
                 change = Change._make((transaction, [], {}))
-                answer = item.decide(change) if veto is None else Refused(veto, item.write)
+                if veto is None:
+                    answer = item.decide(change)
                 if not isinstance(answer, Refused):
                     yield change
                 told = _write_down(change, answer, telling)
@@ -171,11 +173,13 @@ class Changes:
         telling = self._plugins.listening()
         until = monotonic() + self.database.patience_seconds
         while True:
-            answer: Any = None
+            # A veto stands, whether the lock is to be had or not.
+            answer: Any = None if veto is None else Refused(veto, write)
             try:
                 with self.database.transaction(locks, terms) as transaction:
                     change = Change._make((transaction, [], {}))
-                    answer = decide(change) if veto is None else Refused(veto, write)
+                    if veto is None:
+                        answer = decide(change)
                     told = _write_down(change, answer, telling)
                 break
             except StorageError as error:

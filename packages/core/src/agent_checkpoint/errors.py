@@ -1,14 +1,16 @@
 """What callers catch.
 
 Each class is named for what the caller should do. What a message says is also
-an attribute (``facts`` has them all, ready for JSON), and each class knows the
-command's exit status and whether the same call may succeed when repeated.
+an attribute, and each class knows the command's exit status and whether the
+same call may succeed when repeated. ``facts`` has all attributes ready for JSON:
+a time is a ``datetime`` as an attribute, and RFC 3339 text there.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from datetime import datetime
     from typing import Any
 
 
@@ -27,6 +29,10 @@ class AgentCheckpointError(Exception):
             self.hint = hint
         for name, value in facts.items():
             setattr(self, name, value)
+            if hasattr(value, "isoformat"):
+                from agent_checkpoint.times import rfc3339
+
+                facts[name] = rfc3339(value)
 
     @property
     def message(self) -> str:
@@ -63,7 +69,7 @@ class LeaseHeldError(AgentCheckpointError):
     scope: str
     owner: str | None
     token: int | None
-    expires_at: str | None
+    expires_at: datetime | None
     retry_after: float
     position: int
 
@@ -79,8 +85,8 @@ class StaleLeaseError(AgentCheckpointError, RuntimeError):
     """The fence matches no live lease: stop, another worker may own the scope.
 
     ``reason`` is expired, released, superseded, unknown, wrong-owner,
-    scope-mismatch or protected; ``recorded`` says whether the refusal reached
-    the audit log (False only when the log could not be written).
+    scope-mismatch or protected; ``recorded`` is False when the audit log could
+    not be written (a question, such as ``check_lease``, leaves no record anyway).
     """
 
     code = "stale-lease"
@@ -114,7 +120,7 @@ class EffectRunningError(AgentCheckpointError):
     scope: str
     owner: str
     token: int
-    begun_at: str
+    begun_at: datetime
 
 
 class EffectUnknownError(AgentCheckpointError):
@@ -129,7 +135,7 @@ class EffectUnknownError(AgentCheckpointError):
     scope: str
     owner: str
     token: int
-    begun_at: str
+    begun_at: datetime
 
 
 class EffectMismatchError(AgentCheckpointError):
@@ -178,7 +184,7 @@ class StorageError(AgentCheckpointError):
 class StorageBusyError(StorageError):
     """No write lock within the busy timeout; safe to retry.
 
-    ``blocker`` is {pid, command, stopped} where the kernel tells, else None.
+    ``blocker`` is {pid, command, stopped, lock} where the kernel tells, else None.
     """
 
     code = "storage-busy"
@@ -189,7 +195,7 @@ class StorageBusyError(StorageError):
 
 
 class StorageFullError(StorageError):
-    """The disk, the quota or the file size limit is reached."""
+    """The disk or the quota is full."""
 
     code = "storage-full"
     retryable = True

@@ -13,7 +13,7 @@ from agent_checkpoint.records import Happened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
     from agent_checkpoint.change import Change, Changes
@@ -46,6 +46,10 @@ def export(database: Database, workflow: str | None) -> Iterator[str]:
         chosen = rows.workflows(reader) if workflow is None else [workflow]
         if workflow is not None and not rows.standing(reader, workflow).sequence:
             raise NotFoundError(f"workflow {workflow!r} has no checkpoint", workflow=workflow)
+    return _lines(database, chosen)
+
+
+def _lines(database: Database, chosen: Sequence[str]) -> Iterator[str]:
     chain, count = Chain(), 0
     yield chain.line({"format": FORMAT, "store": database.name})
     for name in chosen:

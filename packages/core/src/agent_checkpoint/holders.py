@@ -71,7 +71,7 @@ class Holders:
                 what = "thread" if isinstance(holder, _Thread) else "task"
                 raise ReentrancyError(
                     f"this {what} holds scope {row.scope!r} itself (owner {row.owner!r}, token {row.token}): "
-                    "it would wait for ever",
+                    "it would wait for itself",
                     hint="use the lease that it has, or release it first; leases are not re-entrant",
                     scope=row.scope,
                     owner=row.owner,

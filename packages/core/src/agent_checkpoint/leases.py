@@ -170,7 +170,10 @@ def _by_owner(changes: Changes, fence: Fence, action: str, rule: Rule, terms: Te
             return Refused(row, Write("core", action, *fence, None, None, {}))
         return _settle(change, rule(row, moment), perhaps_queued)
 
-    return changes.run((f"scope:{fence.scope}",), decide, terms=terms)  # type: ignore[no-any-return]
+    lease: Lease = changes.run((f"scope:{fence.scope}",), decide, terms=terms)
+    if lease.state == "live" and lease.row.process:  # whoever extends it need not be the process that it is bound to
+        return lease._replace(owner_alive=changes.database.alive(lease.row.process))
+    return lease
 
 
 def force_release(changes: Changes, scope: str, reason: str, token: int | None) -> Lease:
@@ -187,12 +190,23 @@ def force_release(changes: Changes, scope: str, reason: str, token: int | None) 
             owner = next((row.owner for row in found if row.token == token), "")
             live = fencing.live(found, Fence(scope, owner, token), moment)
             if isinstance(live, StaleLeaseError):
-                return Refused(live)
+                return Refused(_not_live(scope, token, owner or None, live.reason))
             found = [live]
         live_ones = [row for row in found if expiry.is_live(row, moment)]
         return _settle(change, grant.force_release(live_ones, scope, reason, moment))
 
     return changes.run((f"scope:{scope}",), decide)  # type: ignore[no-any-return]
+
+
+def _not_live(scope: str, token: int, owner: str | None, reason: str) -> StaleLeaseError:
+    return StaleLeaseError(
+        f"no live lease on scope {scope!r} has token {token}: nothing was ended",
+        hint="'lease list' shows the tokens of what is live",
+        reason=reason,
+        scope=scope,
+        owner=owner,
+        token=token,
+    )
 
 
 def set_limit(changes: Changes, scope: str, limit: int) -> Limit:
@@ -212,7 +226,7 @@ def set_limit(changes: Changes, scope: str, limit: int) -> Limit:
     return changes.run((f"scope:{scope}",), decide)  # type: ignore[no-any-return]
 
 
-def sweep(changes: Changes) -> list[Lease]:
+def sweep(changes: Changes, terms: Terms = SWEEP) -> list[Lease]:
     """Put on record which leases are over: by their time, or since their process is dead. Reads first."""
     with changes.database.read() as reader:
         live = rows.live(reader)
@@ -220,11 +234,11 @@ def sweep(changes: Changes) -> list[Lease]:
         over = [row for row in live if expiry.left(row, reader.moment, alive).ns == 0]
     swept: list[Lease] = []
     for start in range(0, len(over), SWEPT_AT_ONCE):
-        swept += _sweep(changes, [row.scope for row in over[start : start + SWEPT_AT_ONCE]])
+        swept += _sweep(changes, [row.scope for row in over[start : start + SWEPT_AT_ONCE]], terms)
     return swept
 
 
-def _sweep(changes: Changes, scopes: Sequence[str]) -> list[Lease]:
+def _sweep(changes: Changes, scopes: Sequence[str], terms: Terms) -> list[Lease]:
     scopes = sorted(set(scopes))
 
     def decide(change: Change) -> list[Lease]:
@@ -242,7 +256,7 @@ def _sweep(changes: Changes, scopes: Sequence[str]) -> list[Lease]:
             wake_next(change, scope)
         return swept
 
-    return changes.run(tuple(f"scope:{scope}" for scope in scopes), decide, terms=SWEEP)  # type: ignore[no-any-return]
+    return changes.run(tuple(f"scope:{scope}" for scope in scopes), decide, terms=terms)  # type: ignore[no-any-return]
 
 
 def check(database: Database, fence: Fence) -> Lease:

@@ -55,6 +55,17 @@ def text(field: str, value: object) -> str:
     return name(field, value)
 
 
+def path(field: str, value: object) -> str:
+    """Where a file is, or is to be: whatever an operating system could take as a path."""
+    if type(value) is not str or not value or "\0" in value:
+        invalid(field, "must be a path, without a NUL")
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        invalid(field, "must be valid Unicode, without lone surrogates")
+    return value
+
+
 def integer(field: str, value: object, least: int, most: int = MAX_TOKEN) -> int:
     """A whole number from ``least`` to ``most``; booleans are not numbers."""
     if type(value) is not int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from agent_checkpoint import migrations, names
-from agent_checkpoint.errors import LeaseHeldError, StoreMovedError, schema_version_error
+from agent_checkpoint.errors import StoreMovedError, schema_version_error
 from agent_checkpoint.ledger import checkpoints as checkpoint_rows
 from agent_checkpoint.ledger import components
 from agent_checkpoint.ledger import effects as effect_rows
@@ -64,7 +64,7 @@ class Replaced(Record):
 
 def backup(changes: Changes, path: str) -> Backup:
     """Copy the store into a new file while others use it."""
-    return Backup(path, changes.database.copy_to(_file(path)))
+    return Backup(path, changes.database.copy_to(names.path("file", path)))
 
 
 def restore(target: Changes, path: str) -> Restored:
@@ -75,7 +75,7 @@ def restore(target: Changes, path: str) -> Restored:
         StoreMovedError: the target was moved away, or what the backup is of.
     """
     database = target.database
-    with database.opened_copy(_file(path)) as put:
+    with database.opened_copy(names.path("file", path)) as put:
         database.create()
 
         def decide(change: Change) -> Restored:
@@ -99,12 +99,6 @@ def mark(changes: Changes) -> Restored:
         return _mark(change, changes.database.name, None, None)
 
     return changes.run(("restore",), decide)  # type: ignore[no-any-return]
-
-
-def _file(path: str) -> str:
-    if not path or "\0" in path:
-        names.invalid("file", "must be a path")
-    return path
 
 
 def _look(database: Database, transaction: Transaction) -> Replaced | None:
@@ -137,16 +131,9 @@ def _refuse_moved(transaction: Transaction, place: str) -> None:
 def _refuse_live(database: Database, transaction: Transaction, leases: list[LeaseRow]) -> None:
     alive = database.who_lives(row.process for row in leases if row.state == "live")
     for row in leases:
-        left = expiry.left(row, transaction.moment, alive).ns if row.state == "live" else 0
-        if left:
-            raise LeaseHeldError(
-                f"scope {row.scope!r} is held by {row.owner!r} (token {row.token}); nothing was changed",
-                hint="let the work end, or force-release the lease; then restore",
-                scope=row.scope,
-                owner=row.owner,
-                token=row.token,
-                retry_after=left / names.NS,
-            )
+        if row.state == "live" and (left := expiry.left(row, transaction.moment, alive)).ns:
+            hint = "let the work end, or force-release the lease; then restore"
+            raise grant.in_the_way(row, left, transaction.moment, hint)
 
 
 def _migrate(change: Change, dialect: str, component: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime, timezone
+from itertools import count
 
 from agent_checkpoint import archive, checkpoints, names, payload
 from agent_checkpoint.errors import AgentCheckpointError, InvalidInputError
@@ -154,15 +155,21 @@ def _archive(changes: Changes, days: float, dry_run: bool) -> Freed:
     with changes.database.read() as reader:
         folder = rows.rules(reader).get(ARCHIVE_TO)
         before_ns = _before_ns(reader, days)
-        count = _overdue(reader, before_ns)
+        overdue = _overdue(reader, before_ns)
     if folder is None:
         names.invalid(ARCHIVE_TO, "is not set: events are removed only into a file")
-    if dry_run or not count:
-        return Freed(DAYS, count)
+    if dry_run or not overdue:
+        return Freed(DAYS, overdue)
     before = datetime.fromtimestamp(before_ns / names.NS, timezone.utc)
-    path = os.path.join(folder, f"events-before-{before:%Y%m%dT%H%M%S.%fZ}.jsonl")
+    path = _free_name(folder, f"events-before-{before:%Y%m%dT%H%M%S.%fZ}")
     written = archive.archive(changes, before, path, lambda _: None)
     return Freed(DAYS, written.events, written.file)
+
+
+def _free_name(folder: str, stem: str) -> str:
+    """A file that is not there: that of today may be another store's, or of a call that was killed."""
+    paths = (os.path.join(folder, f"{stem}{f'-{number}' if number else ''}.jsonl") for number in count())
+    return next(path for path in paths if not os.path.lexists(path))
 
 
 def _valid(rule: str, value: Any) -> Any:

@@ -237,7 +237,8 @@ class StateStore:
         """Put on record which leases are over, by their time or since their process is dead; those.
 
         Nobody needs it to be granted a scope. It is for those who read the audit
-        log, and made by ``hold``, ``doctor`` and the command's ``status`` and ``events --follow`` too.
+        log, and made by ``hold`` and the command's ``doctor``, ``status`` and ``events --follow`` too.
+        It waits 0.2 s for other writers, whatever the busy timeout: call it again.
         """
         return leases.sweep(self._changes)
 
@@ -648,6 +649,8 @@ class StateStore:
         from agent_checkpoint import transfer
 
         refuse_inside_hook()
+        if not isinstance(target, StateStore):
+            names.invalid("target", f"must be a StateStore, not {type(target).__name__}")
         return transfer.move(self._changes, target._changes, progress or (lambda *_: None))
 
     def backup(self, path: str | os.PathLike[str]) -> Backup:
@@ -747,8 +750,7 @@ def _open(
         path = os.fspath(database)
     except TypeError:
         names.invalid("database", f"must be a path or a URL, not {type(database).__name__}")
-    if type(path) is not str or not path or "\0" in path:
-        names.invalid("database", "must be a path or a URL")
+    names.path("database", path)
     if path == ":memory:":
         names.invalid("database", "must be a file: other processes could not share a store in memory")
     if "://" in path:

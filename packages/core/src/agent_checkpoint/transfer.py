@@ -13,8 +13,8 @@ from hashlib import sha256
 from itertools import accumulate
 
 from agent_checkpoint import leases, names
+from agent_checkpoint.database import ORDINARY
 from agent_checkpoint.errors import (
-    LeaseHeldError,
     OutcomeUnknownError,
     StorageCorruptError,
     StorageError,
@@ -27,7 +27,7 @@ from agent_checkpoint.ledger import leases as lease_rows
 from agent_checkpoint.migrations import CORE, MIGRATING, read
 from agent_checkpoint.record import Record
 from agent_checkpoint.records import Happened
-from agent_checkpoint.rules import expiry
+from agent_checkpoint.rules import expiry, grant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def seal(source: Changes, place: str, mark: int = 0) -> None:
         LeaseHeldError: a lease is live; nothing was changed.
         StoreMovedError: it was moved to another place before.
     """
-    leases.sweep(source)
+    leases.sweep(source, ORDINARY)
 
     def decide(change: Change) -> None:
         transaction = change.transaction
@@ -184,17 +184,10 @@ def seal(source: Changes, place: str, mark: int = 0) -> None:
         # Waits for every change that is under way: what is live after that, stays live.
         transaction.seal([table.name for table in transaction.tables() if table.name != "components"], place)
         for row in lease_rows.everyone(transaction):
-            if row.state != "live":
-                continue
-            left = expiry.remaining(row, transaction.moment)
-            raise LeaseHeldError(
-                f"scope {row.scope!r} is held by {row.owner!r} (token {row.token}); nothing was changed",
-                hint="let the work end, or force-release the lease, and try again",
-                scope=row.scope,
-                owner=row.owner,
-                token=row.token,
-                retry_after=left.ns / names.NS,
-            )
+            if row.state == "live":
+                hint = "let the work end, or force-release the lease, and try again"
+                left = expiry.remaining(row, transaction.moment)
+                raise grant.in_the_way(row, left, transaction.moment, hint)
 
     source.run(SEALING, decide)
 

@@ -277,5 +277,5 @@ def _timeout(held: LeaseHeldError, waited_ns: int, queued: bool = True) -> WaitT
     return WaitTimeoutError(
         f"{held.message}; waited {waited:.1f} s{place}",
         hint="wait longer, or try again later; the holder may release it earlier",
-        **{**held.facts, "waited_seconds": waited},
+        **{**held.facts, "expires_at": held.expires_at, "waited_seconds": waited},
     )

@@ -124,7 +124,10 @@ def _diff(arguments: Namespace) -> Answer:
     before = integer("a", arguments.a)
     if before is None and new.sequence == 1:
         return Answer([{"op": "add", "path": "", "new": new.data}])
-    old = _find(opened, arguments.workflow, new.sequence - 1 if before is None else before)
+    if before is None:  # not one less: a restore leaves a gap
+        earlier = (each.sequence for each in opened.checkpoint_history(arguments.workflow))
+        before = next((each for each in earlier if each < new.sequence), new.sequence - 1)
+    old = _find(opened, arguments.workflow, before)
     return Answer(list(difference(old.data, new.data)))
 
 

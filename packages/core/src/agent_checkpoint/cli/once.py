@@ -116,7 +116,8 @@ def _act(opened: StateStore, fence: Fence, arguments: Namespace, not_done: froze
             child = _start(arguments.command)
         except OSError as error:
             effect.failed()
-            output.warn("command-not-found", f"cannot execute {arguments.command[0]!r}: {error.strerror}")
+            code = "command-not-found" if isinstance(error, FileNotFoundError) else "command-cannot-execute"
+            output.warn(code, f"cannot execute {arguments.command[0]!r}: {error.strerror}")
             return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
         status, kept = _follow(child)
         if status == 0:

@@ -148,7 +148,7 @@ def _refuse_waiting_for_oneself(opened: StateStore, scope: str) -> None:
             f"this command runs under a lease on scope {scope!r} itself, and nobody else can free it: "
             "it would wait for ever",
             hint="leases are not re-entrant: use the one that it has, or another scope",
-            **full.facts,
+            **{**full.facts, "expires_at": full.expires_at},
         ) from None
 
 

@@ -15,7 +15,7 @@ from agent_checkpoint.errors import (
     StaleLeaseError,
 )
 from agent_checkpoint.records import EffectRow, Fence
-from agent_checkpoint.times import rfc3339, utc
+from agent_checkpoint.times import utc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -147,5 +147,5 @@ def _facts(row: EffectRow) -> dict[str, Any]:
         "scope": row.scope,
         "owner": row.owner,
         "token": row.token,
-        "begun_at": rfc3339(utc(row.begun_at)),
+        "begun_at": utc(row.begun_at),
     }

@@ -14,7 +14,7 @@ from agent_checkpoint.records import Happened, LeaseRow
 from agent_checkpoint.rules import present, queue
 from agent_checkpoint.rules.decision import Granted, Refused
 from agent_checkpoint.rules.expiry import ago_ns, clamped, ended, left
-from agent_checkpoint.times import rfc3339
+from agent_checkpoint.times import rfc3339, utc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -173,11 +173,11 @@ def _grant(rows: Sequence[LeaseRow], slot: int, ask: Ask, moment: Moment) -> Lea
 def _held(scope: str, live: Live, line: queue.Queue, moment: Moment) -> Refused:
     current, remaining = min(live, key=lambda each: each[1].ns)
     facts = _facts(current, remaining, moment)
+    until = rfc3339(facts["expires_at"])
     others = f" and {len(live) - 1} more," if len(live) > 1 else ""
     waiting = f"; {len(line.ahead)} are waiting for it" if line.ahead else ""
     error = LeaseHeldError(
-        f"scope {scope!r} is held by {current.owner!r} (token {current.token}){others} until {facts['expires_at']}"
-        f"{waiting}",
+        f"scope {scope!r} is held by {current.owner!r} (token {current.token}){others} until {until}{waiting}",
         hint="try again after retry_after seconds, or wait in the queue (--wait); the holder may release it earlier",
         **facts,
         position=len(line.ahead) + 1,
@@ -187,12 +187,22 @@ def _held(scope: str, live: Live, line: queue.Queue, moment: Moment) -> Refused:
     return Refused(error, rows=rows, events=events)
 
 
+def in_the_way(row: LeaseRow, remaining: Remaining, moment: Moment, hint: str) -> LeaseHeldError:
+    """The error for what is done to a whole store, where no lease may be live."""
+    return LeaseHeldError(
+        f"scope {row.scope!r} is held by {row.owner!r} (token {row.token}); nothing was changed",
+        hint=hint,
+        **_facts(row, remaining, moment),
+        position=1,
+    )
+
+
 def _facts(current: LeaseRow, remaining: Remaining, moment: Moment) -> dict[str, Any]:
     return {
         "scope": current.scope,
         "owner": current.owner,
         "token": current.token,
-        "expires_at": rfc3339(present.ends_ns(current, remaining.ns, moment)),
+        "expires_at": utc(present.ends_ns(current, remaining.ns, moment)),
         "retry_after": remaining.ns / NS,
     }
 

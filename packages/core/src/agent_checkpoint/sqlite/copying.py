@@ -49,7 +49,7 @@ def copy(source: str, target: str, busy_seconds: float) -> int:
         InvalidInputError: the target is there already.
         StorageError: the source cannot be read, or the target not be written, or the copy is damaged.
     """
-    partial = f"{target}.{os.getpid()}.partial"
+    partial = f"{target}.{os.urandom(4).hex()}.partial"
     try:
         if os.path.lexists(target):
             raise FileExistsError
