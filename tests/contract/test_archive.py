@@ -143,6 +143,18 @@ def test_a_folder_that_is_not_there_is_told_and_nothing_removed(store: StateStor
     assert whole(store) == before
 
 
+@pytest.mark.parametrize("name", ["", "nul\0.jsonl", "surrogate\ud800.jsonl"])
+def test_what_can_be_no_path_is_refused(store: StateStore, noon: datetime, name: str) -> None:
+    before = whole(store)
+    with pytest.raises(InvalidInputError) as refused:
+        store.archive_events(noon, name)
+    assert refused.value.field == "to"
+    assert whole(store) == before
+    with pytest.raises(InvalidInputError) as refused:
+        verify(name)
+    assert refused.value.field == "file"
+
+
 def test_a_time_without_a_zone_is_refused(store: StateStore, file: Path) -> None:
     with pytest.raises(InvalidInputError, match="time zone"):
         store.archive_events(datetime(2030, 1, 1), file)

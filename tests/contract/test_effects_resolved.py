@@ -139,11 +139,28 @@ def test_what_was_seen_says_nothing_of_a_later_try(
 
     with pytest.raises(InvalidInputError, match="latest try") as refused:
         store.resolve_effect("publish", done=7, by="ada", begun_at=seen.begun_at)
-    assert refused.value.facts["found"] == rfc3339(latest.begun_at)
+    assert (refused.value.found, refused.value.facts["found"]) == (latest.begun_at, rfc3339(latest.begun_at))  # type: ignore[attr-defined]
     assert state_of(store) == "unknown"
     with pytest.raises(InvalidInputError, match="time zone"):
         store.resolve_effect("publish", done=7, begun_at=latest.begun_at.replace(tzinfo=None))
     assert store.resolve_effect("publish", done=7, begun_at=latest.begun_at).state == "done"
+
+
+def test_an_error_carries_what_resolve_takes(store: StateStore) -> None:
+    lease = store.acquire("release", "worker-a", 30)
+    with pytest.raises(EffectUnknownError) as left, store.effect("publish", lease=lease):
+        pass
+    with pytest.raises(EffectRunningError) as running:
+        store.resolve_effect("publish", retry=True)
+    store.release(*lease.fence)
+    with pytest.raises(EffectUnknownError) as unknown, store.effect("publish", lease=store.acquire("next", "worker-b")):
+        pass
+
+    for error in (left.value, running.value, unknown.value):
+        assert error.facts["begun_at"] == rfc3339(error.begun_at)
+    assert left.value.begun_at == running.value.begun_at == unknown.value.begun_at
+    assert rfc3339(unknown.value.begun_at) in unknown.value.message
+    assert store.resolve_effect(left.value.key, retry=True, begun_at=left.value.begun_at).state == "failed"
 
 
 def test_a_decision_is_one_of_two(store: StateStore, lost: Acting) -> None:

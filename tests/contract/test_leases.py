@@ -8,6 +8,7 @@ import pytest
 
 from agent_checkpoint import InvalidInputError, Lease, LeaseHeldError, NotFoundError, StaleLeaseError, StateStore
 from agent_checkpoint.testing import FakeClock
+from agent_checkpoint.times import rfc3339
 
 
 def kinds(store: StateStore, **filters: str) -> list[str]:
@@ -25,13 +26,15 @@ def test_the_first_grant_of_a_scope_has_token_1(store: StateStore) -> None:
 
 
 def test_a_live_lease_refuses_everybody_its_own_owner_included(store: StateStore, clock: FakeClock) -> None:
-    store.acquire("release", "worker-a", ttl_seconds=30)
+    lease = store.acquire("release", "worker-a", ttl_seconds=30)
     clock.advance(10)
 
     for owner in ("worker-a", "worker-b"):
         with pytest.raises(LeaseHeldError) as held:
             store.acquire("release", owner, ttl_seconds=5)
         assert (held.value.owner, held.value.token, held.value.retry_after) == ("worker-a", 1, 20.0)
+        assert held.value.expires_at == lease.expires_at
+        assert held.value.facts["expires_at"] == rfc3339(lease.expires_at)
         assert held.value.retryable
     assert kinds(store, scope="release") == ["lease.acquired"]
 
@@ -200,6 +203,20 @@ def test_force_release_with_a_token_never_hits_a_successor(store: StateStore) ->
     assert stale.value.reason == "superseded"
     assert store.check_lease(*successor.fence).token == 2
     assert store.force_release("release", reason="stuck", token=2).token == 2
+
+
+def test_force_release_of_a_token_that_is_not_live_says_so_and_whose_it_was(store: StateStore) -> None:
+    for owner in ("worker-a", "worker-b"):
+        store.release(*store.acquire("release", owner, 30).fence)
+
+    refused = {}
+    for token in (1, 2, 99):
+        with pytest.raises(StaleLeaseError, match=f"no live lease on scope 'release' has token {token}") as stale:
+            store.force_release("release", reason="stuck", token=token)
+        assert "lease list" in stale.value.hint
+        refused[token] = stale.value
+    assert [error.reason for error in refused.values()] == ["superseded", "released", "unknown"]
+    assert (refused[2].owner, refused[99].owner) == ("worker-b", None)
 
 
 def test_the_last_lease_of_a_scope_can_be_looked_at(store: StateStore, clock: FakeClock) -> None:

@@ -85,6 +85,47 @@ def test_however_often_it_is_applied_there_is_a_file_a_day_at_most(
     assert len(store.events(1_000, after="start")) <= 2 * 24 + 4
 
 
+def test_stores_may_share_a_folder(store: StateStore, clock: FakeClock, tmp_path: Path) -> None:
+    folder = tmp_path / "archive"
+    folder.mkdir()
+    with StateStore(tmp_path / "other.db", clock=clock) as other:
+        other.initialize()
+        for each in (store, other):
+            policy(each, events__days=30, events__archive_to=str(folder))
+        clock.advance(31 * DAY)
+        for each in (store, other):
+            each.put_checkpoint("deploy", 1)
+
+        assert [freed(each) for each in (store, other)] == [{"events.days": 3}] * 2
+    stem = "events-before-20300102T000000.000000Z"
+    assert sorted(file.name for file in folder.iterdir()) == [f"{stem}-1.jsonl", f"{stem}.jsonl"]
+    assert [verify(str(file)).events for file in folder.iterdir()] == [3, 3]
+
+
+def test_a_file_whose_archive_was_killed_before_it_was_on_record_stays_as_it_is(
+    store: StateStore, clock: FakeClock, tmp_path: Path
+) -> None:
+    policy(store, events__days=30, events__archive_to=str(tmp_path))
+    clock.advance(31 * DAY)
+    store.put_checkpoint("deploy", 1)
+    left_behind = tmp_path / "events-before-20300102T000000.000000Z.jsonl"
+    left_behind.write_text("whole, and noted nowhere")
+
+    (made,) = store.apply_retention()
+    assert made.archive == str(left_behind.with_name(f"{left_behind.stem}-1.jsonl"))
+    assert left_behind.read_text() == "whole, and noted nowhere"
+
+
+def test_an_idle_store_may_have_two_files_of_a_day_and_no_more(
+    store: StateStore, clock: FakeClock, tmp_path: Path
+) -> None:
+    policy(store, events__days=30, events__archive_to=str(tmp_path))
+    clock.advance(40 * DAY)
+    # The last event stays, until that of the archive is behind it.
+    assert [freed(store)["events.days"] for _ in range(4)] == [2, 1, 0, 0]
+    assert len(list(tmp_path.glob("events-before-20300111T*.jsonl"))) == 2
+
+
 def test_events_without_a_folder_stay(store: StateStore, clock: FakeClock) -> None:
     policy(store, events__days=0)
     store.put_checkpoint("deploy", 1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
+from types import coroutine
 from typing import Any
 
 import pytest
@@ -135,6 +136,34 @@ def test_a_task_that_is_cancelled_in_the_block_leaves_it_unknown(path: Path) -> 
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert await state_of(store) == "unknown"
+
+    play(path, scenario)
+
+
+@coroutine
+def driven(work: Coroutine[Any, Any, None], reached: asyncio.Event) -> Iterator[Any]:
+    """Let it run in this task until it has reached a place; there it stays."""
+    while True:
+        awaited = work.send(None)
+        if reached.is_set():
+            return
+        yield awaited
+
+
+def test_a_coroutine_that_is_thrown_away_in_the_block_leaves_it_unknown(path: Path) -> None:
+    async def scenario(store: AsyncStateStore) -> None:
+        lease = await store.acquire("release", "worker-a")
+        inside = asyncio.Event()
+
+        async def act() -> None:
+            async with store.effect("publish", lease=lease):
+                inside.set()
+                await asyncio.sleep(LONG)
+
+        work = act()
+        await driven(work, inside)
+        work.close()  # as when its loop has stopped, and nobody has it any more
         assert await state_of(store) == "unknown"
 
     play(path, scenario)

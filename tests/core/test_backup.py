@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -24,7 +25,7 @@ from agent_checkpoint.sqlite import schema
 from agent_checkpoint.sqlite.database import MIGRATIONS
 from agent_checkpoint.testing import FakeClock
 
-from .conftest import Cli, contents, set_version
+from .conftest import COMMAND, Cli, contents, process, set_version
 from .test_cli_disks import needs_mounts, on_a_small_disk
 
 
@@ -77,11 +78,33 @@ def test_a_backup_may_have_any_name(store: StateStore, clock: FakeClock, tmp_pat
     assert store.restore(tmp_path / name).scopes == 1
 
 
-@pytest.mark.parametrize("name", ["", "nul\0.db"])
-def test_what_can_be_no_path_is_refused(store: StateStore, name: str) -> None:
+@pytest.mark.parametrize("name", ["", "nul\0.db", "surrogate\ud800.db"])
+def test_what_can_be_no_path_is_refused(store: StateStore, tmp_path: Path, name: str) -> None:
+    before = contents(tmp_path).keys()
     for call in (store.backup, store.restore):
         with pytest.raises(InvalidInputError, match="file"):
             call(name)
+    assert contents(tmp_path).keys() == before
+
+
+# Ends at once, as when killed, with nothing copied yet.
+DIES = """
+import os, sys
+from agent_checkpoint import StateStore
+sys.addaudithook(lambda event, words: event == "sqlite3.connect" and "partial" in str(words[0]) and os._exit(9))
+StateStore(sys.argv[1]).backup(sys.argv[2])
+"""
+
+
+@needs_mounts
+def test_a_backup_that_was_killed_does_not_stop_the_next_one(store: StateStore, tmp_path: Path) -> None:
+    file = tmp_path / "backup.db"
+    # Each is process 1, as in a container.
+    alone = ("unshare", "--pid", "--fork")
+    killed = process(*alone, sys.executable, "-c", DIES, store.database, file)
+    assert (killed.status, len(list(tmp_path.glob("*.partial"))), file.exists()) == (9, 1, False)
+
+    assert process(*alone, *COMMAND, "--db", store.database, "backup", file).value()["file"] == str(file)
 
 
 def test_a_backup_where_no_folder_is_says_so(store: StateStore, tmp_path: Path) -> None:

@@ -166,6 +166,18 @@ def test_diff_against_a_checkpoint_that_was_pruned_exits_66(cli: Cli) -> None:
     assert cli("checkpoint", "diff", "w").error()["sequence"] == 1
 
 
+def test_diff_after_a_restore_is_with_the_one_before_the_gap(cli: Cli, tmp_path: Path) -> None:
+    cli("checkpoint", "put", "w", "--data", "1")
+    cli("backup", tmp_path / "backup.db")
+    cli("checkpoint", "put", "w", "--data", "2")
+    cli("restore", tmp_path / "backup.db")
+    cli("checkpoint", "put", "w", "--data", "3")
+
+    latest, previous = cli("checkpoint", "history", "w").value()
+    assert latest["sequence"] > previous["sequence"] + 1
+    assert cli("checkpoint", "diff", "w").value() == [{"op": "replace", "path": "", "old": 1, "new": 3}]
+
+
 def test_diff_tells_true_from_1_and_1_from_a_real(cli: Cli) -> None:
     for data in ("1", "true", "1.0"):
         cli("checkpoint", "put", "w", "--data", data)

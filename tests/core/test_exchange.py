@@ -119,9 +119,9 @@ def test_a_workflow_with_checkpoints_of_its_own_refuses_all(lines: list[str], ot
     assert every(other) == before
 
 
-def test_an_unknown_workflow_is_not_found_before_anything_is_written(store: StateStore) -> None:
+def test_an_unknown_workflow_is_not_found_before_a_line_is_asked_for(store: StateStore) -> None:
     with pytest.raises(NotFoundError):
-        next(store.export_checkpoints("nothing"))
+        store.export_checkpoints("nothing")
 
 
 # What is not as it was exported

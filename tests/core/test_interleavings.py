@@ -18,7 +18,7 @@ import pytest
 from tests.halting import LONG, Halted, Interrupted
 from tests.watching import open_files
 
-from agent_checkpoint import InvalidInputError, ReentrancyError, StateStore, sqlite
+from agent_checkpoint import InvalidInputError, ReentrancyError, StateStore, forks, sqlite
 from agent_checkpoint.sqlite import connections, opening
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc")
@@ -125,7 +125,7 @@ def forget(store: StateStore) -> object:
 def test_a_child_forked_during_a_call_has_no_connection_of_its_parent_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[StateStore], object], code: ModuleType
 ) -> None:
-    monkeypatch.setattr(connections, "FORK_PATIENCE", 0.01)
+    monkeypatch.setattr(forks, "PATIENCE", 0.01)
     for store, path, halted in halted_everywhere(tmp_path, call, code):
         verdict = _forked(path)
         assert halted.ends() is None, halted.where

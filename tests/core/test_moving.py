@@ -26,7 +26,7 @@ from agent_checkpoint import (
 from agent_checkpoint.errors import SchemaVersionError, StoreMovedError
 from agent_checkpoint.testing import FakeClock
 
-from .conftest import COMMAND, WATCHDOG_SECONDS, Cli, process
+from .conftest import COMMAND, WATCHDOG_SECONDS, Cli, held, process
 from .test_cli_disks import needs_mounts
 
 MOVE = """
@@ -197,6 +197,37 @@ def test_a_lease_that_is_over_but_not_on_record_is_no_live_one(path: Path, place
         clock.advance(30)
         store.move_to(target)
         assert "lease.expired" in [event.kind for event in target.events()]
+
+
+def test_whoever_holds_a_lease_is_told_as_where_a_scope_is_asked_for(
+    path: Path, target: StateStore, clock: FakeClock
+) -> None:
+    with StateStore(path, clock=clock) as store:
+        store.initialize()
+        lease = store.acquire("release", "worker-a", ttl_seconds=30)
+        with pytest.raises(LeaseHeldError, match="nothing was changed") as refused:
+            store.move_to(target)
+
+    error = refused.value
+    assert (error.owner, error.expires_at, error.retry_after, error.position) == ("worker-a", lease.expires_at, 30.0, 1)
+
+
+def test_leases_that_are_over_are_swept_with_the_patience_of_the_store(
+    path: Path, target: StateStore, clock: FakeClock
+) -> None:
+    with StateStore(path, clock=clock, busy_timeout_seconds=0.4) as store:
+        store.initialize()
+        store.acquire("release", "worker-a", ttl_seconds=30)
+        clock.advance(30)
+        with held(path), pytest.raises(StorageBusyError, match=r"within 0\.4 s"):
+            store.move_to(target)
+
+
+@pytest.mark.parametrize("place", [None, "new.db", 7])
+def test_what_is_no_store_is_no_target(store: StateStore, place: Any) -> None:
+    with pytest.raises(InvalidInputError, match="must be a StateStore") as refused:
+        store.move_to(place)
+    assert refused.value.field == "target"
 
 
 def test_a_place_with_a_store_is_refused_and_the_source_goes_on(store: StateStore, target: StateStore) -> None:

@@ -95,6 +95,16 @@ def test_a_lease_of_the_copy_ends_and_its_fence_does_not_revive(backed_up: State
     assert (expired.scope, expired.token, expired.detail["reason"]) == ("release", 1, "restored")
 
 
+def test_a_live_lease_is_told_as_where_its_scope_is_asked_for(backed_up: StateStore, file: Path) -> None:
+    lease = backed_up.acquire("release", "worker-b", 30)
+    with pytest.raises(LeaseHeldError, match="nothing was changed") as refused:
+        backed_up.restore(file)
+
+    error = refused.value
+    assert (error.owner, error.expires_at, error.retry_after, error.position) == ("worker-b", lease.expires_at, 30.0, 1)
+    assert backed_up.check_lease(*lease.fence).token == lease.token
+
+
 @pytest.mark.parametrize("high", [3 * AHEAD, 2**61])
 def test_tokens_go_on_behind_all_that_were_handed_out(
     backed_up: StateStore, file: Path, clock: FakeClock, high: int

@@ -248,7 +248,7 @@ def test_many_threads_bring_an_old_store_up_to_date_at_once(path: Path) -> None:
         assert len(store.checkpoint_history("deploy")) == 2
 
 
-@pytest.mark.parametrize("database", ["", "a\0b", 7, None, b"bytes.db", ":memory:", "oracle://host/db"])
+@pytest.mark.parametrize("database", ["", "a\0b", "\ud800.db", 7, None, b"bytes.db", ":memory:", "oracle://host/db"])
 def test_what_cannot_name_a_store_is_invalid(database: object) -> None:
     with pytest.raises(InvalidInputError) as refused:
         StateStore(database)  # type: ignore[arg-type]

@@ -587,6 +587,8 @@ def test_a_dead_holder_is_seen_as_such_until_somebody_asks(line: Line) -> None:
     assert (found.state, found.owner_alive) == ("live", False)
     assert [lease.owner_alive for lease in line.store.list_leases()] == [False]
     assert [lease.owner_alive for lease in line.store.status().leases] == [False]
+    beaten = line.store.heartbeat(*granted.fence)
+    assert (beaten.state, beaten.owner_alive) == ("live", False)
     assert line.held("next").token == 2
 
 

@@ -18,7 +18,7 @@ from agent_checkpoint.errors import AgentCheckpointError, EffectUnknownError, In
 from agent_checkpoint.names import NOTHING
 from agent_checkpoint.record import Record
 from agent_checkpoint.rules import fence as fencing
-from agent_checkpoint.times import rfc3339
+from agent_checkpoint.times import rfc3339, utc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Acting:
                 scope=self.fence.scope,
                 owner=self.fence.owner,
                 token=self.fence.token,
-                begun_at=self._begun().begun_at,
+                begun_at=utc(self._begun().begun_at),
             )
 
 

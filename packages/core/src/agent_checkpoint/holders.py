@@ -6,10 +6,10 @@ known: that is where a caller could wait for itself.
 
 from __future__ import annotations
 
-import os
 import weakref
 from _thread import _local
 
+from agent_checkpoint import forks
 from agent_checkpoint.errors import ReentrancyError
 
 TYPE_CHECKING = False
@@ -42,7 +42,7 @@ def _in_child() -> None:
     _mine = _Mine()
 
 
-os.register_at_fork(after_in_child=_in_child)
+forks.at_fork(in_child=_in_child)
 
 
 class Holders:

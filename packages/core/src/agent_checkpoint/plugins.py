@@ -12,12 +12,14 @@ Here and below, locks and thread-locals are taken from ``_thread``, of which
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from _thread import _local, allocate_lock
+import weakref
+from _thread import RLock, _local
 
-from agent_checkpoint import payload
-from agent_checkpoint.errors import FenceRefusedError, InvalidInputError, ReentrancyError
+from agent_checkpoint import forks, payload
+from agent_checkpoint.errors import FenceRefusedError, InvalidInputError, ReentrancyError, StorageError
 from agent_checkpoint.names import invalid
 
 TYPE_CHECKING = False
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 GROUP = "agent_checkpoint"
 RESTRICT = "AGENT_CHECKPOINT_PLUGINS"
+# What keeps a folder or a file of ``sys.path`` from being read by anybody: there is no plugin in it.
+NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class _Inside(_local):
@@ -71,17 +75,30 @@ def installed() -> dict[str, set[str]]:
 def _offered_in(folder: str) -> Iterator[tuple[str, str]]:
     try:
         entries = os.listdir(folder)
-    except OSError:
+    except OSError as error:
+        _refuse_to_guess(folder, error)
         return
     for entry in entries:
         if entry.endswith((".dist-info", ".egg-info")):
             try:
                 with open(os.path.join(folder, entry, "entry_points.txt"), encoding="utf-8") as source:
                     text = source.read()
-            except (OSError, UnicodeDecodeError):
+            except OSError as error:
+                _refuse_to_guess(folder, error)
+                continue
+            except UnicodeDecodeError:
                 continue
             for name in _names(text):
                 yield entry.partition("-")[0], name
+
+
+def _refuse_to_guess(folder: str, error: OSError) -> None:
+    """Raise ``StorageError`` for what says nothing of whether there is a plugin, as too many open files."""
+    if error.errno not in NOTHING_THERE:
+        raise StorageError(
+            f"{folder}: cannot be looked at for plugins, which may have a veto: {error.strerror}; nothing was written",
+            hint="try again when the process can open files (ulimit -n)",
+        ) from error
 
 
 def _names(entry_points: str) -> list[str]:
@@ -100,7 +117,9 @@ class Plugins:
     """The plugins of one store; empty and cheap when there are none."""
 
     def __init__(self, given: Sequence[object] = ()) -> None:
-        self._lock = allocate_lock()
+        # One thread may come again, in the handler of a signal.
+        self._lock = RLock()
+        _all.add(self)
         self._loaded = False
         self._manager: pluggy.PluginManager | None = None
         self._broken: dict[str, str] = {}
@@ -204,7 +223,10 @@ class Plugins:
         # A plugin that uses a store while it is imported would wait for itself.
         _inside.hook = "import"
         try:
-            for found in entry_points(group=GROUP, name=name):
+            all_found = entry_points(group=GROUP, name=name)
+            if not all_found:
+                raise LookupError("its entry point was there, and cannot be found any more")
+            for found in all_found:
                 _register(manager, found.load(), name)
         except (Exception, SystemExit) as error:
             self._broken[name] = f"{type(error).__name__}: {error}"
@@ -212,6 +234,18 @@ class Plugins:
                 manager.unregister(name=name)
         finally:
             _inside.hook = None
+
+
+_all: weakref.WeakSet[Plugins] = weakref.WeakSet()
+
+
+def _unlock() -> None:
+    """In a forked child: who was loading is not here."""
+    for plugins in list(_all):
+        plugins._lock = RLock()
+
+
+forks.at_fork(in_child=_unlock)
 
 
 def _register(manager: pluggy.PluginManager, plugin: object, name: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 
+from agent_checkpoint import forks
 from agent_checkpoint.errors import InvalidInputError
 
 TYPE_CHECKING = False
@@ -28,15 +29,6 @@ LOOKS = 3
 NOT_YET: Life = (0, 0)
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
-_forks = 0
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 def describe(pid: int) -> dict[str, Any]:
@@ -75,7 +67,7 @@ class ProcessTable:
         """
         if pid is not None:
             return _encode({**more, **self._facts_of(pid)})
-        life = (os.getpid(), _forks)
+        life = (os.getpid(), forks.generation())
         known, facts, text = self._own
         if known != life:
             facts = self._facts(life[0])
@@ -139,7 +131,7 @@ class ProcessTable:
 
     def _here(self) -> Namespaces:
         """``namespaces``, looked up once in the life of a process."""
-        life = (os.getpid(), _forks)
+        life = (os.getpid(), forks.generation())
         known, here = self._surroundings
         if known != life:
             here = self.namespaces()

@@ -15,7 +15,7 @@ from agent_checkpoint.errors import (
     StaleLeaseError,
 )
 from agent_checkpoint.records import EffectRow, Fence
-from agent_checkpoint.times import utc
+from agent_checkpoint.times import rfc3339, utc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def is_running(row: EffectRow) -> EffectRunningError:
 def unknown(row: EffectRow) -> EffectUnknownError:
     """Nobody has told what became of it."""
     return EffectUnknownError(
-        f"effect {row.key!r} was begun by {row.owner!r} (token {row.token}) at {_facts(row)['begun_at']}, and nobody "
+        f"effect {row.key!r} was begun by {row.owner!r} (token {row.token}) at {rfc3339(row.begun_at)}, and nobody "
         "has told what became of it: it may have happened",
         hint=f"look whether it happened, then: {to_resolve(row.key)}",
         **_facts(row),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import weakref
 from _thread import get_ident
 from time import monotonic, sleep
 
+from agent_checkpoint import forks
 from agent_checkpoint.errors import InvalidInputError, NotAStoreError, NotFoundError
-from agent_checkpoint.sqlite import forks, opening
+from agent_checkpoint.sqlite import opening
 from agent_checkpoint.sqlite.opening import Connection, patiently, refuse_foreign
 from agent_checkpoint.sqlite.translate import FAILURES, translate, translate_os
 
@@ -19,9 +21,6 @@ KEPT = 8
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from agent_checkpoint.errors import AgentCheckpointError
-
-# How long a fork waits for the connections that other threads are using.
-FORK_PATIENCE = 2.0
 
 _pools: weakref.WeakSet[Connections] = weakref.WeakSet()
 
@@ -49,6 +48,7 @@ class Connections:
         """
         if self._closed:
             raise InvalidInputError("store: is closed", field="store")
+        forks.settled()
         if forks.coming and not forks.is_mine():
             forks.wait()
         return self._find()
@@ -56,7 +56,7 @@ class Connections:
     def give_back(self, connection: Connection) -> None:
         """Keep the connection for the next user, unless it is in a state of its own."""
         note = connection.note
-        if note.generation != forks.generation:
+        if note.generation != forks.generation():
             return  # the parent's
         unfit = self._closed or connection.raw.in_transaction or note.identity != self._identity
         if unfit or len(self._idle) >= KEPT:
@@ -159,13 +159,25 @@ def _close_all(idle: list[Connection]) -> None:
 
 def _withdraw_all() -> None:
     """Before a fork: have no connection open, if the other threads allow it for a moment."""
-    me, deadline = get_ident(), monotonic() + FORK_PATIENCE
+    me, deadline = get_ident(), monotonic() + forks.PATIENCE
+    opening.inside_sqlite = False
     while True:
         for pool in _all_pools():
             pool.withdraw()
-        if all(note.thread == me for note in opening.opened.copy()) or monotonic() >= deadline:
+        left = opening.opened.copy()
+        if all(note.thread == me for note in left):
+            return
+        if monotonic() >= deadline:
+            opening.inside_sqlite = _may_be_inside({note.thread for note in left} - {me})
             return
         sleep(0.001)
+
+
+def _may_be_inside(threads: set[int]) -> bool:
+    """Whether one of these threads may be in SQLite's own code: it is in the code that calls it."""
+    frames = sys._current_frames()
+    folder = os.path.dirname(__file__)
+    return any(frames[thread].f_code.co_filename.startswith(folder) for thread in threads if thread in frames)
 
 
 def _all_pools() -> list[Connections]:

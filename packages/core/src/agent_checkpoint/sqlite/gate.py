@@ -16,13 +16,13 @@ from __future__ import annotations
 import errno
 import os
 import time
-from _thread import allocate_lock, get_ident
+from _thread import RLock, allocate_lock, get_ident
 from collections import deque
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, lockf
 
+from agent_checkpoint import forks
 from agent_checkpoint.errors import ReentrancyError
 from agent_checkpoint.process import describe
-from agent_checkpoint.sqlite import forks
 from agent_checkpoint.sqlite.blockers import holder
 
 TYPE_CHECKING = False
@@ -122,7 +122,8 @@ class Gate:
 
     def reset(self) -> None:
         """Forget what the parent process had: a child holds no lock and has no threads."""
-        self._mutex = allocate_lock()
+        # A thread that has it may come again, in the handler of a signal.
+        self._mutex = RLock()
         self._queue: deque[LockType] = deque()
         # The thread that is inside, 0: none, HANDED: the next one, which has not noticed yet.
         # The only word on it, so that an interrupt finds it in one state or the other.
@@ -173,7 +174,8 @@ class Gate:
 
     def retire(self) -> bool:
         """Let nobody in any more; False when somebody is inside, or waits in the kernel."""
-        if not self._mutex.acquire(blocking=False):
+        # A finalizer may run while its thread is in there.
+        if self._mutex._is_owned() or not self._mutex.acquire(blocking=False):  # type: ignore[attr-defined]
             return False
         try:
             if self.inside or (self._helper is not None and self._helper.waiting):
@@ -190,6 +192,8 @@ class Gate:
         turn = allocate_lock()
         turn.acquire()
         with self._mutex:
+            if self._retired:  # since it was looked at: the descriptor may be another file's by now
+                return False
             if self.inside == 0:
                 self.inside = me
                 return True

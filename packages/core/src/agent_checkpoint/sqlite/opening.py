@@ -10,8 +10,8 @@ from contextlib import suppress
 from itertools import count
 from time import monotonic, sleep
 
+from agent_checkpoint import forks
 from agent_checkpoint.errors import NotAStoreError, ReentrancyError
-from agent_checkpoint.sqlite import forks
 from agent_checkpoint.sqlite.translate import is_busy
 
 TYPE_CHECKING = False
@@ -35,7 +35,7 @@ class Note:
     __slots__ = ("generation", "identity", "kept", "thread")
 
     def __init__(self) -> None:
-        self.generation = forks.generation
+        self.generation = forks.settled()
         self.identity: tuple[int, int] | None = None
         self.kept: tuple[object, ...] = ()
         """What SQLite has of it in this process."""
@@ -45,8 +45,15 @@ class Note:
 opened: set[Note] = set()
 """Every connection of this process, from before it is opened until after it was closed, whoever has it."""
 
+inside_sqlite = False
+"""Whether another thread may be in SQLite's own code, at the fork that is coming, or was the last one."""
+
 # Files that were open when this process was forked.
 _poisoned: set[tuple[int, int]] = set()
+# SQLite's locks for the whole process may be those of a thread that is not here.
+_all_poisoned = False
+# What is the parent's, should it be impossible to leak it.
+_abandoned: list[Note] = []
 
 
 class Connection:
@@ -86,8 +93,12 @@ class Connection:
             opened.discard(note)
             forks.wait()
             opened.add(note)
-        note.identity = _identity(path)
-        self.raw = _opened(path)
+        while True:
+            note.identity = _identity(path)
+            self.raw = _opened(path)
+            if _identity(path) == note.identity:
+                break
+            self.raw.close()  # another file was put there between the two
         self.run: Callable[..., sqlite3.Cursor] = self.raw.cursor().execute
         note.kept = (self.raw, self.run)
         self.run(f"PRAGMA synchronous={self.level}")
@@ -105,7 +116,7 @@ class Connection:
     def close(self) -> None:
         """Close it and its cursor: a statement that failed, and is there still, would keep the files open."""
         note: Note | None = getattr(self, "note", None)
-        if note is None or note.generation != forks.generation:
+        if note is None or note.generation != forks.generation():
             return  # interrupted before it was anything, or the parent's
         run, raw = getattr(self, "run", None), getattr(self, "raw", None)
         if run is not None:
@@ -128,18 +139,22 @@ def abandon() -> None:
     Closing it would run SQLite's clean-up on locks and shared memory that the
     parent is using; so the file cannot be opened anew here either.
     """
-    for note in opened:
+    global _all_poisoned
+    theirs = [note for note in opened.copy() if note.generation != forks.generation()]
+    _abandoned.extend(theirs)  # first of all, for the garbage collector may run in here
+    _poisoned.update(note.identity for note in theirs if note.identity is not None)
+    _all_poisoned = _all_poisoned or inside_sqlite
+    for note in theirs:
         leak(note.kept)
-        if note.identity is not None:
-            _poisoned.add(note.identity)
-    opened.clear()
+        opened.discard(note)
 
 
 def leak(connections: object) -> None:
-    """Keep an object alive until the process ends, beyond the interpreter's own clean-up."""
-    import ctypes
+    """Keep an object alive until the process ends, beyond the interpreter's own clean-up where ``ctypes`` is there."""
+    with suppress(Exception):
+        import ctypes
 
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connections))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connections))
 
 
 def _identity(path: str) -> tuple[int, int] | None:
@@ -148,6 +163,12 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:
         return None  # SQLite will say so
     identity = (file.st_dev, file.st_ino)
+    if _all_poisoned:
+        raise ReentrancyError(
+            "this process was forked while another thread was inside SQLite, whose own locks cannot be trusted here",
+            hint="start the process anew (multiprocessing: spawn), or fork before the threads begin",
+            database=path,
+        )
     if identity in _poisoned:
         raise ReentrancyError(
             f"this process was forked while {path} was in use, so SQLite's locks cannot be trusted here",

@@ -7,8 +7,8 @@ import sqlite3
 from _thread import allocate_lock
 from contextlib import suppress
 
+from agent_checkpoint import forks
 from agent_checkpoint.errors import NotAStoreError, StorageError, StorageUnreachableError
-from agent_checkpoint.sqlite import forks
 from agent_checkpoint.sqlite.opening import APPLICATION_ID, Connection, patiently
 from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate, translate_os
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from _thread import get_ident
 from time import monotonic
 
+from agent_checkpoint import forks
 from agent_checkpoint.database import Reader, Transaction
 from agent_checkpoint.errors import ReentrancyError, StorageBusyError, StorageError, StorageReadOnlyError
-from agent_checkpoint.sqlite import forks
 from agent_checkpoint.sqlite.gate import refuse_reentrancy
 from agent_checkpoint.sqlite.opening import leak, patiently
 from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate, translate_commit
@@ -42,38 +42,48 @@ class SqliteRead(Reader):
 
     horizon = ALL_SETTLED
 
+    _lent: Connection | None = None
+
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
 
     def __enter__(self) -> SqliteRead:
         database = self._database
-        self._connection = database.borrow()
+        self._lent = connection = database.borrow()
         try:
-            self._connection.run("BEGIN")
+            connection.run("BEGIN")
             # The state is fixed before the clock is read: a reader that slept between
             # the two would take a lease that was extended meanwhile for another boot's.
             # Only this first row may have to wait, for the recovery after a crash.
-            patiently(database.busy_seconds, lambda: self._connection.run(FIRST_ROW).fetchall())
+            patiently(database.busy_seconds, lambda: connection.run(FIRST_ROW).fetchall())
             self.moment = database.moment()
         except BaseException as error:
-            self._connection.close()
+            connection.close()
             if isinstance(error, FAILURES):
                 raise translate(error, database.name) from error
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        connection, self._lent = self._lent, None
+        if connection is None or connection.note.generation != forks.generation():
+            return  # the parent's, which ends it
         try:
-            self._connection.run("COMMIT")
+            connection.run("COMMIT")
         except FAILURES:
             # Nothing was written: what was read is good.
-            self._connection.close()
+            connection.close()
         else:
-            self._database.connections.give_back(self._connection)
+            self._database.connections.give_back(connection)
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
+        connection = self._lent
+        if connection is None:
+            raise StorageError(f"{self._database.name}: the read has ended")
+        if connection.note.generation != forks.generation():
+            raise ReentrancyError("this process was forked inside a read of the store, which is its parent's to use")
         try:
-            return self._connection.run(sql, parameters).fetchall()
+            return connection.run(sql, parameters).fetchall()
         except FAILURES as error:
             raise translate(error, self._database.name) from error
 
@@ -97,7 +107,7 @@ class SqliteTransaction(Transaction):
         self._database = database
         self._terms = terms
         self._thread = get_ident()
-        self._generation = forks.generation
+        self._generation = forks.settled()
         self._bells: list[str] = []
 
     def __enter__(self) -> SqliteTransaction:
@@ -133,7 +143,7 @@ class SqliteTransaction(Transaction):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        if forks.generation != self._generation:
+        if forks.generation() != self._generation:
             if self._lent is not None:
                 leak(self._lent)
             self._lent = self._gate = None
@@ -156,12 +166,12 @@ class SqliteTransaction(Transaction):
 
     def __del__(self) -> None:
         # Where an interrupt struck before the end could do its work.
-        if (self._lent is not None or self._gate is not None) and forks.generation == self._generation:
+        if (self._lent is not None or self._gate is not None) and forks.generation() == self._generation:
             self._leave()
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         connection = self._lent
-        if forks.generation != self._generation or connection is None or not connection.raw.in_transaction:
+        if forks.generation() != self._generation or connection is None or not connection.raw.in_transaction:
             self._refuse()
         try:
             return connection.run(sql, parameters).fetchall()
@@ -170,7 +180,7 @@ class SqliteTransaction(Transaction):
 
     def run(self, sql: str, parameters: Parameters = ()) -> int:
         connection = self._lent  # ``_open`` without the call: there are three of these in every change
-        if forks.generation != self._generation or connection is None or not connection.raw.in_transaction:
+        if forks.generation() != self._generation or connection is None or not connection.raw.in_transaction:
             self._refuse()
         try:
             return connection.run(sql, parameters).rowcount
@@ -223,13 +233,13 @@ class SqliteTransaction(Transaction):
     def _open(self) -> Connection:
         """The connection, while the transaction lasts: a statement after its end would be committed alone."""
         connection = self._lent
-        if forks.generation != self._generation or connection is None or not connection.raw.in_transaction:
+        if forks.generation() != self._generation or connection is None or not connection.raw.in_transaction:
             self._refuse()
         return connection
 
     def _refuse(self) -> NoReturn:
         """Say why nothing can be done in this transaction any more."""
-        if forks.generation != self._generation:
+        if forks.generation() != self._generation:
             raise ReentrancyError("this process was forked inside a store transaction, which is its parent's to use")
         raise StorageError(f"{self._database.name}: the transaction has ended, nothing of it was written")
 
