@@ -116,3 +116,44 @@ class Interrupted(threading.Thread):
                 self.where = f"{Path(name).name}:{frame.f_lineno}"
                 raise KeyboardInterrupt
         return self._trace
+
+
+class Handled(threading.Thread):
+    """A call before whose n-th line in a package or module a signal's handler runs another one, in the same thread."""
+
+    def __init__(self, call: Callable[[], object], handler: Callable[[], object], code: ModuleType, line: int) -> None:
+        super().__init__(daemon=True)
+        self._where = _place(code)
+        self._call = call
+        self._handler = handler
+        self._left = line
+        self.where = ""
+        self.errors: list[Exception] = []
+
+    def run(self) -> None:
+        sys.settrace(self._trace)
+        self._try(self._call)
+        sys.settrace(None)
+
+    def was_handled(self) -> bool:
+        """Run it to its end; False where the call has fewer lines."""
+        self.start()
+        self.join(LONG)
+        assert not self.is_alive(), f"hangs at {self.where}"
+        return bool(self.where)
+
+    def _try(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self.errors.append(error)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(self._where):
+            return None
+        if event == "line":
+            self._left -= 1
+            if self._left == 0:
+                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                self._try(self._handler)  # which is not traced, as this is a trace function
+        return self._trace

@@ -163,6 +163,25 @@ def test_a_rule_that_is_none_and_a_value_that_breaks_one_are_refused(
     assert store.retention() == {}
 
 
+def test_a_rule_that_is_none_is_not_forgotten_either(store: StateStore) -> None:
+    with pytest.raises(InvalidInputError, match=r"no rule 'checkpoint\.keep_last'"):
+        store.set_retention("checkpoint.keep_last", None)
+
+
+def test_the_rule_of_an_adapter_that_is_gone_can_be_forgotten(
+    store: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adapter-1.dist-info").mkdir()
+    (tmp_path / "adapter-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: adapter\nVersion: 1\n")
+    entry = f"[{retention.GROUP}]\nadapter.days = builtins:print\n"
+    (tmp_path / "adapter-1.dist-info/entry_points.txt").write_text(entry)
+    with monkeypatch.context() as installed:
+        installed.syspath_prepend(tmp_path)
+        store.set_retention("adapter.days", 30)
+
+    assert store.set_retention("adapter.days", None) == {}
+
+
 @pytest.fixture
 def adapters_rule() -> str:
     pytest.importorskip("agent_checkpoint_langgraph", reason="a rule of an adapter's package")

@@ -88,6 +88,15 @@ def test_a_rule_that_is_none_exits_2(cli: Cli, words: tuple[str, str]) -> None:
     assert cli("retention", "set", "--", *words).status == 2
 
 
+def test_a_rule_that_is_none_is_not_forgotten_either(cli: Cli) -> None:
+    assert cli("retention", "unset", "checkpoint.keep_last").error()["field"] == "rule"
+
+
+@pytest.mark.parametrize("word", ["yes", "True"])
+def test_what_is_no_truth_value_is_told_what_one_looks_like(cli: Cli, word: str) -> None:
+    assert cli("retention", "set", "holders", word).error()["message"] == "holders: must be true or false"
+
+
 def test_prune_without_a_policy_asks_for_the_word(cli: Cli) -> None:
     assert cli("prune").status == 2
     assert cli("prune", "--apply-policy").value() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from agent_checkpoint import Effect, StateStore
 
-from .conftest import CLEAN, COMMAND, WATCHDOG_SECONDS, the_error
+from .conftest import CLEAN, COMMAND, HOLD, WATCHDOG_SECONDS, the_error
 
 MIB = 1024 * 1024
 
@@ -121,7 +122,8 @@ def test_the_result_may_be_in_a_file(once: Once) -> None:
 def test_a_result_file_that_is_missing_does_not_hide_that_it_happened(once: Once) -> None:
     said = once("key", "--result-file", "nowhere", sh=ACT)
 
-    assert (said.status, error(said)["code"]) == (2, "invalid-input")
+    assert (said.status, error(said)["code"]) == (74, "storage")
+    assert "'key' is done" in error(said)["message"]
     assert (once.effect().state, once.effect().result) == ("done", None)
     assert once("key", sh=ACT) == Said(0, b"", "")
     assert once.count == 1
@@ -260,6 +262,7 @@ def test_without_a_store_it_takes_init_to_make_one(once: Once) -> None:
         *(("once", "key", "--not-done-status", wrong, "--", "true") for wrong in ("0", "256", "x", "1,-1")),
         ("once", "key", "--wait", "soon", "--", "true"),
         ("once", "key", "--ttl", "0", "--", "true"),
+        ("once", "key", "--result-file=", "--", "true"),
         ("once", "a\nb", "--", "true"),
     ],
 )
@@ -286,6 +289,116 @@ def test_with_stdout_closed_or_unread_the_command_is_run_and_its_result_kept(onc
     for key in ("closed", "unread"):
         assert once(key, sh=ACT) == Said(0, bytes(300_000), "")
     assert once.count == 2
+
+
+@pytest.mark.parametrize(("result", "key"), [(None, "acted"), ('{"id": 7}', "resolved")])
+def test_a_recorded_result_that_cannot_be_printed_fails_like_any_answer(
+    once: Once, result: str | None, key: str
+) -> None:
+    assert once(key, sh=ACT + ("echo paid" if result is None else "exit 1")).status == (result is not None)
+    if result is not None:
+        once.run(*COMMAND, "effect", "resolve", key, "--done", "--result", result)
+    later = (*COMMAND, "once", key, "--", "false")
+
+    closed = once.run("sh", "-c", 'exec "$@" >&-', "sh", *later)
+    assert (closed.status, error(closed)["field"]) == (2, "stdout")
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert once.run(*later, stdout=writer)[::2] == (141, "")
+    finally:
+        os.close(writer)
+    if os.path.exists("/dev/full"):
+        full = once.run("sh", "-c", 'exec "$@" >/dev/full', "sh", *later)
+        assert (full.status, error(full)["code"]) == (74, "storage")
+
+
+# What the command leaves running
+
+LEFT = 'sleep 99 & echo "$!" >left; echo paid'
+
+
+def test_what_the_command_leaves_running_is_not_waited_for_and_ends_with_the_lease(once: Once) -> None:
+    assert once("key", sh=ACT + LEFT) == Said(0, b"paid\n", "")  # a watchdog sees to it that this ends
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((once.folder / "left").read_text()), 0)
+    assert once("key", sh=ACT) == Said(0, b"paid\n", "")
+    assert once.count == 1
+
+
+def test_under_the_environment_s_lease_it_lives_on_with_that_lease(once: Once) -> None:
+    inner = " ".join([*COMMAND, "once", "key", "--", "sh", "-c", f"'{LEFT}'"])
+    said = once.run(*COMMAND, "run", "release", "--", "sh", "-c", f'{inner}; kill -0 "$(cat left)" && echo lives')
+
+    assert said == Said(0, b"paid\nlives\n", "")
+    assert once.effect().result == {"output": "paid\n", "truncated": False}
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((once.folder / "left").read_text()), 0)
+
+
+def test_of_what_writes_on_for_ever_no_more_is_taken_than_was_there_at_the_end(once: Once) -> None:
+    said = once("key", sh="echo paid; yes noise &")
+
+    assert (said.status, said.err) == (0, "")
+    assert said.out.startswith(b"paid\n")
+    assert once.effect().state == "done"
+
+
+# A store that takes nothing when the command has ended
+
+# Whoever sits on the write lock is left running, and ends with the lease.
+LOCK = (
+    f"tail -f /dev/null | '{sys.executable}' -S -c '{HOLD}' agents.db >held & until [ -s held ]; do sleep 0.01; done; "
+)
+# A name that a shell and our options would take for something else.
+ODD = "-it's 42"
+UNRECORDED = ("--busy-timeout", "0.1", "--not-done-status", "3", "--", ODD)
+
+
+@pytest.mark.parametrize(
+    ("status", "decision", "known", "then"),
+    [(0, "--done", "exited with status 0: ", "done"), (3, "--retry", "surely did not happen", "failed")],
+)
+def test_what_cannot_be_recorded_is_said_with_the_command_that_records_it(
+    once: Once, status: int, decision: str, known: str, then: str
+) -> None:
+    said = once(*UNRECORDED, sh=f"{ACT} {LOCK} echo paid; exit {status}")
+    told = the_error(said.err)
+
+    assert (said.status, said.out) == (76, b"paid\n")
+    assert (told["code"], told["retryable"], told["cause"]) == ("effect-unknown", False, "storage-busy")
+    assert known in told["message"]
+    assert once.effect(ODD).state == "unknown"
+    typed = shlex.split(told["hint"].partition(": ")[2])
+    assert typed[0] == "agent-checkpoint"
+    assert decision in typed
+    assert once.run(*COMMAND, *typed[1:]).status == 0
+    assert once.effect(ODD).state == then
+
+
+def test_a_store_that_was_deleted_meanwhile_does_not_hide_that_it_happened(once: Once) -> None:
+    said = once("key", sh=f"{ACT} rm agents.db*")
+
+    first = json.loads(said.err.partition("}\n{")[0] + "}")["error"]  # the other: the lease could not be released
+    assert (said.status, first["code"], first["cause"]) == (76, "effect-unknown", "not-found")
+
+
+def test_what_nobody_knows_is_said_so_whether_or_not_that_can_be_recorded(once: Once) -> None:
+    said = once(*UNRECORDED, sh=f"{ACT} {LOCK} exit 5")
+
+    assert (said.status, error(said)["code"]) == (5, "effect-unknown")
+    assert once.effect(ODD).state == "unknown"
+
+
+def test_a_name_that_begins_with_a_dash_has_two_dashes_of_its_own(once: Once) -> None:
+    inner = " ".join([*COMMAND, "once", "--request", "10", "--", "-k", "--", "echo", "--", "paid"])
+    for _ in range(2):
+        assert once.run(*COMMAND, "run", "--", "-s", "--", "sh", "-c", inner) == Said(0, b"-- paid\n", "")
+        assert once("--", "--field", sh=ACT + "echo paid") == Said(0, b"paid\n", "")
+
+    assert (once.effect("-k").scope, once.effect("--field").scope) == ("-s", "effect/--field")
+    assert once.count == 1
 
 
 def test_the_command_reads_the_caller_s_stdin(once: Once) -> None:

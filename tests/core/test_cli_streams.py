@@ -96,6 +96,13 @@ def test_a_pipe_that_nobody_reads_ends_it_with_141_and_silence(
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.fixture(params=["", "1"], ids=["buffered", "unbuffered"])
+def buffering(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the buffers of a shell's user, and without, as in containers."""
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONUNBUFFERED", request.param)
+
+
+@pytest.mark.usefixtures("buffering")
 def test_a_reader_that_takes_one_byte_is_no_error_to_a_shell(db: Path) -> None:
     with StateStore(db) as store:
         store.put_checkpoint("large", "x" * 1_000_000)
@@ -111,6 +118,39 @@ def test_a_reader_that_takes_one_byte_is_no_error_to_a_shell(db: Path) -> None:
     )
 
     assert (done.stdout, done.stderr) == ("{", "141\n")
+
+
+@pytest.mark.usefixtures("buffering")
+@pytest.mark.parametrize("words", [("checkpoint", "get", "large"), ("export",)], ids=" ".join)
+def test_a_disk_that_takes_half_of_an_answer_is_an_error(db: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    with StateStore(db) as store:
+        store.put_checkpoint("large", "x" * 1_000_000)
+    half = f'ulimit -f 800; exec "$@" >"{tmp_path / "answer"}"'  # of blocks of 512 bytes, or of 1,024
+    done = subprocess.run(
+        ["sh", "-c", half, "sh", *COMMAND, "--db", db, *words],
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=WATCHDOG_SECONDS,
+        check=False,
+    )
+
+    assert 0 < (tmp_path / "answer").stat().st_size < 1_000_000
+    assert (done.returncode, the_error(done.stderr)["code"]) == (74, "storage")
+
+
+@pytest.mark.usefixtures("buffering")
+def test_a_stdout_that_does_not_block_gets_all_of_an_answer(db: Path) -> None:
+    with StateStore(db) as store:
+        store.put_checkpoint("large", "x" * 1_000_000)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    command = [*COMMAND, "--db", db, "checkpoint", "get", "large", "--field", "data"]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=writer) as process, open(reader, "rb") as source:
+        os.close(writer)
+        assert len(source.read()) == 1_000_001
+    assert process.returncode == 0
 
 
 def test_an_error_needs_no_stdout(db: Path) -> None:

@@ -434,6 +434,10 @@ def test_a_bad_wait_exits_2_and_is_named(cli: Cli, path: Path, wait: str) -> Non
     assert rows(path, "SELECT number FROM tickets") == []
 
 
+def test_a_negative_wait_is_told_the_word_for_one_without_end(cli: Cli) -> None:
+    assert "forever" in cli("lease", "acquire", "release", *OWNER, "--wait", "-1").error()["message"]
+
+
 @pytest.mark.parametrize("limit", [*NUMBERS, "10001"])
 def test_a_bad_limit_exits_2_and_is_named(cli: Cli, limit: str) -> None:
     for wait in ((), ("--wait", "forever")):

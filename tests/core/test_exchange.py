@@ -164,8 +164,9 @@ def twice(lines: list[str]) -> list[str]:
 def test_lines_that_are_not_as_they_were_exported_are_refused_whole(
     lines: list[str], other: StateStore, spoil: Callable[[list[str]], list[str]]
 ) -> None:
-    with pytest.raises(StorageCorruptError):
+    with pytest.raises(StorageCorruptError, match="nothing was written") as refused:
         other.import_checkpoints(spoil(lines))
+    assert refused.value.hint.startswith("export it again")
     assert other.list_checkpoints() == []
 
 

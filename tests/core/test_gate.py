@@ -16,6 +16,7 @@ import pytest
 from tests.watching import wait_until
 
 from agent_checkpoint import ReentrancyError, StateStore, StorageReadOnlyError, StorageUnreachableError
+from agent_checkpoint.sqlite import gate as gates
 from agent_checkpoint.sqlite.gate import Gate, gate_at, leave_unused
 
 # Longer than anything here takes: only a hang reaches it.
@@ -212,6 +213,34 @@ def test_a_gate_that_nobody_needs_keeps_whoever_is_inside(path: Path) -> None:
         wait_until(lambda: other.enter(patience=1))
     finally:
         other.end()
+
+
+def test_a_gate_that_was_closed_while_somebody_came_in_is_not_entered(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, inside, allocate = opened(path), threading.get_ident(), gates.allocate_lock
+    assert gate.enter(0)
+
+    def end_the_gate() -> object:
+        """Somebody was seen inside; before there is a place in the queue they leave, and nobody needs the gate."""
+        gate.leave(inside)
+        leave_unused(gate)
+        # To unlock this one could drop SQLite's own locks.
+        taken = os.open(path, os.O_RDWR)
+        if taken != gate.descriptor:
+            os.dup2(taken, gate.descriptor)
+            os.close(taken)
+        return allocate()
+
+    monkeypatch.setattr(gates, "allocate_lock", end_the_gate)
+    entered: list[bool] = []
+    comes = threading.Thread(target=lambda: entered.append(gate.enter(LONG)))
+    comes.start()
+    comes.join(LONG)
+    os.close(gate.descriptor)
+
+    assert gate.key not in gates._gates
+    assert entered == [False]
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o660])

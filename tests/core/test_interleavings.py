@@ -7,6 +7,7 @@ while it is halted, the other thing is done.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import warnings
@@ -15,11 +16,19 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.halting import LONG, Halted, Interrupted
+from tests.halting import LONG, Halted, Handled, Interrupted
 from tests.watching import open_files
 
-from agent_checkpoint import InvalidInputError, ReentrancyError, StateStore, forks, sqlite
-from agent_checkpoint.sqlite import connections, opening
+from agent_checkpoint import (
+    InvalidInputError,
+    ReentrancyError,
+    StateStore,
+    StorageBusyError,
+    forks,
+    plugins,
+    sqlite,
+)
+from agent_checkpoint.sqlite import connections, gate, opening
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc")
 
@@ -156,6 +165,51 @@ def test_a_child_forked_after_an_interrupted_call_uses_the_store(
         assert open_files(path) == [], interrupted.where
         line += 1
     assert line > 10, "too few lines: is the call traced?"
+
+
+# Looking for plugins is the same few lines for each of hundreds of folders.
+@pytest.mark.parametrize(("code", "step"), [(gate, 1), (plugins, 13)])
+def test_a_handler_that_uses_the_store_at_any_line_of_a_call_hangs_nobody(
+    tmp_path: Path, code: ModuleType, step: int
+) -> None:
+    line = 1
+    while True:
+        path = tmp_path / f"{line}.db"
+        new_store(path).close()
+        # What goes around the gate has waited in front of it for half of this.
+        store = StateStore(path, busy_timeout_seconds=0.1, synchronous="normal")
+        handled = Handled(lambda store=store: write(store), lambda store=store: write(store), code, line)  # type: ignore[misc]
+        if not handled.was_handled():
+            break
+        for error in handled.errors:
+            assert isinstance(error, (ReentrancyError, StorageBusyError)), handled.where
+        # Whatever it was, it is over: the store takes the next write, in this process and in others.
+        store.put_checkpoint("deploy", {"by": "the next one"})
+        with StateStore(path) as again:
+            assert newest(again) == "the next one", handled.where
+        store.close()
+        line += step
+    assert line > 20, "too few lines: is the call traced?"
+
+
+def test_a_child_forked_where_a_file_was_replaced_while_it_was_opened_is_refused_the_new_one(tmp_path: Path) -> None:
+    verdicts: list[tuple[object, int]] = []
+
+    def fork_inside(store: StateStore) -> None:
+        with StateStore(store.database) as another, another.read() as reader:
+            ((data,),) = reader.rows("SELECT data FROM checkpoints ORDER BY sequence DESC LIMIT 1")
+            sys.settrace(None)  # nothing is halted in the child
+            verdicts.append((json.loads(data)["by"], _forked(Path(store.database))))
+
+    for store, path, halted in halted_everywhere(tmp_path, fork_inside, opening):
+        other = tmp_path / "other.db"
+        new_store(other, by="the other file").close()
+        os.replace(other, path)
+        assert halted.ends() is None, halted.where
+        read_from, verdict = verdicts.pop()
+        if read_from == "the other file":
+            assert verdict == REFUSED, halted.where
+        store.close()
 
 
 FINE, REFUSED, INHERITED, BROKEN = 0, 10, 11, 12

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+from pathlib import Path
 
 import pytest
+
+from agent_checkpoint.cli import main
 
 from .conftest import Cli
 
@@ -164,6 +169,13 @@ def test_a_lone_surrogate_in_a_value_is_printed_in_some_form(cli: Cli) -> None:
     assert cli("checkpoint", "get", "w").value()["data"] == "\ud800"
     assert cli("checkpoint", "get", "w", "--field", "data") == (0, "\\ud800\n", "")
     assert cli("checkpoint", "get", "w", "--format", "text").status == 0
+
+
+def test_a_program_that_calls_the_command_may_collect_its_answer_as_text(filled: Cli, path: Path) -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as collected:
+        assert main(["--db", str(path), "checkpoint", "get", "notes", "--field", "data"]) == 0
+
+    assert collected.getvalue() == "plain\n"
 
 
 def test_an_error_is_json_whatever_the_format(cli: Cli) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 from pathlib import Path
 
@@ -168,6 +169,46 @@ def test_installed_plugins_are_found_by_their_entry_points(tmp_path: Path, monke
     assert plugins.installed() == {"two": {"fake"}}
     monkeypatch.setenv("AGENT_CHECKPOINT_PLUGINS", "off")
     assert plugins.installed() == {}
+
+
+WITHOUT_DESCRIPTORS = """
+import os, resource, sys
+from agent_checkpoint import FenceRefusedError, StateStore, StorageError
+sys.path.insert(0, sys.argv[2])
+store = StateStore(sys.argv[1])
+lease = store.acquire("release", "worker-a", 30)
+another = StateStore(sys.argv[1])
+another.get_lease("release")
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(200, limit), limit))
+full = []
+try:
+    while True:
+        full.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+for _ in range(2):
+    try:
+        another.put_checkpoint("deploy", 1, lease=lease)
+        said = "written"
+    except (StorageError, FenceRefusedError) as error:
+        said = type(error).__name__ + ": " + str(error)
+    while full:
+        os.close(full.pop())
+    print(said)
+"""
+
+
+def test_a_veto_that_cannot_be_looked_for_is_not_taken_for_absent(path: Path, tmp_path: Path) -> None:
+    offer(tmp_path / "site", "[agent_checkpoint]\nveto = veto_for_a_test\n")
+    code = "@hookimpl\ndef check_fence(write):\n    raise FenceRefusedError('never')\n"
+    module(tmp_path / "site", "veto_for_a_test", "from agent_checkpoint import FenceRefusedError, hookimpl\n" + code)
+    opened(path).close()
+    command = [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(path), str(tmp_path / "site")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    assert "cannot be looked at for plugins" in said[0]
+    assert said[1] == "FenceRefusedError: plugin 'veto' refused the write: never"
 
 
 def test_a_plugin_that_cannot_be_loaded_refuses_every_protected_write(

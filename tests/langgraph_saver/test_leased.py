@@ -260,6 +260,50 @@ def test_the_json_schemas_of_a_leased_graph_are_the_graphs(saver: AgentCheckpoin
     assert leased(graph).get_output_jsonschema() == graph.get_output_jsonschema()
 
 
+@pytest.mark.parametrize("act", [lambda graph: None, lambda graph: graph.get_state(thread())], ids=["run", "read"])
+def test_a_graph_whose_thread_was_leased_can_be_drawn(saver: AgentCheckpointSaver, act: Any) -> None:
+    graph = leased(chain(saver, saying("one")))
+    graph.invoke({"seen": []}, thread())
+    act(graph)
+
+    assert "a" in graph.get_graph().nodes
+    assert refused(saver) == []
+
+
+# Its updates
+
+UPDATES = {
+    "two supersteps": ([[StateUpdate({"seen": [word]}, "a")] for word in ("two", "three")], ["one", "two", "three"]),
+    "a copy": ([[StateUpdate(None, "__copy__")]], ["one"]),
+}
+
+
+@pytest.mark.parametrize(("supersteps", "seen"), UPDATES.values(), ids=list(UPDATES))
+@pytest.mark.parametrize("is_awaited", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("is_held", [False, True], ids=["its own lease", "the caller's lease"])
+def test_every_superstep_of_an_update_has_its_lease(
+    saver: AgentCheckpointSaver, supersteps: Any, seen: list[str], is_awaited: bool, is_held: bool
+) -> None:
+    graph = leased(chain(saver, saying("one")))
+    graph.invoke({"seen": []}, thread())
+
+    def update(config: Any) -> None:
+        if is_awaited:
+            asyncio.run(graph.abulk_update_state(config, supersteps))
+        else:
+            graph.bulk_update_state(config, supersteps)
+
+    if is_held:
+        with saver.lease("thread-1", in_context=False) as lease:
+            update(lease.config())
+    else:
+        update(thread())
+
+    assert graph.get_state(thread()).values["seen"] == seen
+    assert refused(saver) == []
+    assert current_lease() is None
+
+
 # What a node does to its own thread
 
 

@@ -57,6 +57,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "half a surrogate pair, in a tuple": lambda: (SURROGATE,),
     "half a surrogate pair, in a set": lambda: {SURROGATE},
     "half a surrogate pair, in what a message carries": lambda: AIMessage("", additional_kwargs={"a": SURROGATE}),
+    "array of Python objects": lambda: pytest.importorskip("numpy").array([1, None]),
     "object": object,
     "lambda": lambda: lambda: None,
 }

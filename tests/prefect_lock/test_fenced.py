@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prefect import flow
+from pydantic import BaseModel
 
 from agent_checkpoint import InvalidInputError, LeaseHeldError
 from agent_checkpoint_prefect import (
@@ -18,6 +23,15 @@ from agent_checkpoint_prefect import (
 )
 
 from .conftest import Locks, elsewhere, events, in_loop, take_away
+
+
+class Order(BaseModel):
+    number: int
+
+
+@contextmanager
+def timed() -> Iterator[None]:
+    yield
 
 
 def held() -> list[str]:
@@ -102,9 +116,45 @@ def test_what_is_no_function_is_refused_where_it_is_defined(lock: FencedLock) ->
     async def agenerate() -> Any:
         yield 1
 
-    for wrong in (generate, agenerate, print, 7, SimpleNamespace):
-        with pytest.raises(InvalidInputError, match="fenced"):
+    for wrong in (print, 7, SimpleNamespace):
+        with pytest.raises(InvalidInputError, match="fenced: is for functions"):
             lock.fenced("orders")(wrong)
+    for generator in (generate, agenerate):
+        with pytest.raises(InvalidInputError, match="is a generator function"):
+            lock.fenced("orders")(generator)
+
+
+def test_a_body_that_would_run_without_the_lease_is_refused_when_it_is_called(lock: FencedLock) -> None:
+    ran = []
+
+    async def publish() -> None:
+        ran.append("coroutine")
+
+    def generate() -> Any:
+        ran.append("generator")
+        yield
+
+    async def agenerate() -> Any:
+        ran.append("async generator")
+        yield
+
+    for function in (publish, generate, agenerate):
+
+        @lock.fenced("orders")
+        @functools.wraps(function)
+        def plain(function: Any = function) -> Any:
+            return function()
+
+        @lock.fenced("orders")
+        async def awaited(function: Any = function) -> Any:
+            return function()
+
+        with pytest.raises(InvalidInputError, match="would run without the lease"):
+            plain()
+        with pytest.raises(InvalidInputError, match="would run without the lease"):
+            in_loop(awaited())
+    assert ran == []
+    assert lock.list_leases() == []
 
 
 def test_wrong_arguments_are_the_callers_mistake_and_nothing_is_held(lock: FencedLock) -> None:
@@ -126,6 +176,22 @@ def test_the_function_looks_like_itself(lock: FencedLock) -> None:
     fenced = lock.fenced("orders-{number}")(publish)
     assert (fenced.__name__, fenced.__doc__) == ("publish", "Publish it.")
     assert inspect.signature(fenced) == inspect.signature(publish)
+
+
+def test_prefect_finds_what_the_annotations_name(lock: FencedLock) -> None:
+    @lock.fenced("orders-{order.number}")
+    def publish(order: Order) -> None: ...
+
+    @lock.fenced("orders-{order.number}")
+    async def apublish(order: Order) -> None: ...
+
+    @lock.fenced("orders-{order.number}")
+    @timed()  # the function that it makes is of another module
+    def decorated(order: Order) -> None: ...
+
+    for function in (publish, apublish, decorated):
+        given = flow(function).validate_parameters({"order": {"number": 7}})
+        assert given == {"order": Order(number=7)}
 
 
 @pytest.mark.parametrize("on_lost", ["raise", "warn", "cancel"])

@@ -1,4 +1,8 @@
-"""Locks that Prefect takes and forgets: it is interrupted between the lock and the look for the result record."""
+"""What an attempt at a run leaves to the next one.
+
+Prefect forgets a lock where it is interrupted between the lock and the look for
+the result record; a run forgets a name that it took without a block.
+"""
 
 from __future__ import annotations
 
@@ -95,3 +99,26 @@ def test_without_a_retry_a_hook_of_the_task_ends_what_is_left(
     assert in_async_code(run()) == left
     ended = lock.store.open().events(kind="lease.force-released")
     assert [event.detail["reason"] for event in ended] == ["its task run is failed"] * hooked
+
+
+def test_a_retry_frees_the_name_that_the_attempt_before_it_left(api: str, lock: FencedLock) -> None:
+    @flow(retries=1)
+    def nightly() -> int:
+        lease = lock.acquire("orders")
+        if lease.token == 1:
+            raise ConnectionError
+        lease.release()
+        return lease.token
+
+    @flow(retries=1)
+    async def anightly() -> int:
+        lease = await lock.aacquire("orders")
+        if lease.token == 3:
+            raise ConnectionError
+        await lease.arelease()
+        return lease.token
+
+    assert nightly() == 2
+    assert in_async_code(anightly()) == 4
+    assert lock.list_leases() == []
+    assert kinds(lock, "lease.acquired", "lease.released") == ["lease.acquired", "lease.released"] * 4

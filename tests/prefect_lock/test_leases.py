@@ -168,6 +168,16 @@ def test_a_lease_may_be_given_back_by_another_thread(lock: FencedLock) -> None:
     assert lock.inspect("orders") is None
 
 
+def test_a_lease_may_be_given_back_by_the_other_kind_of_code(lock: FencedLock) -> None:
+    async def run() -> None:
+        (await lock.aacquire("orders")).release()
+        await lock.acquire("orders").arelease()
+        assert (await lock.aacquire("orders", timeout_seconds=0)).token == 3
+
+    in_loop(run())
+    assert kinds(lock) == ["lease.acquired", "lease.released"] * 2 + ["lease.acquired"]
+
+
 def test_what_the_caller_says_is_on_record_with_the_lease(lock: FencedLock) -> None:
     with lock.lease("orders", metadata={"customer": "Ада"}) as lease:
         held = lock.inspect("orders")

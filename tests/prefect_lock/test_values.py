@@ -13,7 +13,13 @@ from prefect.cache_policies import INPUTS, RUN_ID, TASK_SOURCE, CachePolicy
 from prefect.transactions import IsolationLevel
 from pydantic import ValidationError
 
-from agent_checkpoint_prefect import FencedLock, LeaseLostError, LeaseReentrancyError, LeaseStore
+from agent_checkpoint_prefect import (
+    FencedLock,
+    LeaseLostError,
+    LeaseReentrancyError,
+    LeaseStore,
+    current_fencing_token,
+)
 
 from .conftest import Locks, elsewhere
 from .losing import lose
@@ -56,6 +62,15 @@ def test_a_copy_knows_the_records_of_the_other(lock: FencedLock, copied: Any) ->
 def test_a_lock_that_is_held_can_be_copied(lock: FencedLock, copied: Any) -> None:
     with lock.lease("orders"):
         assert copied(lock) == lock
+
+
+def test_a_fenced_function_that_was_pickled_by_value_takes_its_name(lock: FencedLock) -> None:
+    @lock.fenced("orders-{number}")
+    def publish(number: int) -> tuple[int, int | None]:
+        return number, current_fencing_token()
+
+    there: Any = cloudpickle.loads(cloudpickle.dumps(publish))
+    assert there(7) == (7, 1)
 
 
 def test_locks_are_equal_by_value(locks: Locks, tmp_path: Path) -> None:

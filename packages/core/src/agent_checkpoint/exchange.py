@@ -23,6 +23,7 @@ FORMAT = "agent-checkpoint checkpoints, version 1"
 COLUMNS = ("workflow", "sequence", "saved_at_ns", "scope", "owner", "token", "data")
 # Checkpoints that are read at once.
 PAGE = 50
+EXPORT_AGAIN = "export it again where it came from, and bring the file here whole"
 
 
 class Imported(Record):
@@ -108,10 +109,14 @@ def _checked(lines: Iterable[str], max_bytes: int) -> list[Row]:
         if isinstance(error, InvalidInputError):
             raise
         raise StorageCorruptError(
-            f"line {number} is not as it was exported; nothing was written", line=number
+            f"line {number} is not as it was exported; nothing was written", hint=EXPORT_AGAIN, line=number
         ) from None
     if not ended:
-        raise StorageCorruptError(f"the export ends after line {number}, before its last one", line=number)
+        raise StorageCorruptError(
+            f"the export ends after line {number}, before its last one; nothing was written",
+            hint=EXPORT_AGAIN,
+            line=number,
+        )
     return found
 
 

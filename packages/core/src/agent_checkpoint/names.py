@@ -102,7 +102,7 @@ def wait_seconds(value: object) -> float:
     except OverflowError:
         invalid("wait_seconds", "must be a number of seconds that is not that large, or infinity")
     if seconds < 0:
-        invalid("wait_seconds", "must be 0 or more seconds, or infinity")
+        invalid("wait_seconds", "must be 0 or more seconds, or infinity (in the shell: forever)")
     return seconds
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     Apply = Callable[[StateStore, Any, bool], int]
 
 KEEP_LAST, DAYS, ARCHIVE_TO, HOLDERS = "checkpoints.keep_last", "events.days", "events.archive_to", "holders"
+# Those of core.
+OURS = (KEEP_LAST, DAYS, ARCHIVE_TO, HOLDERS)
 # Where installed adapters name what applies a rule of theirs.
 GROUP = "agent_checkpoint.retention"
 DAY_NS = 86_400 * names.NS
@@ -64,6 +66,8 @@ def set_rule(changes: Changes, rule: str, value: Any) -> dict[str, Any]:
     names.name("rule", rule)
     if value is not None:
         value = _valid(rule, value)
+    elif rule not in OURS and rule not in policy(changes.database):  # which an adapter that is gone may have set
+        _found(rule)
 
     def decide(change: Change) -> dict[str, Any]:
         before = rows.rules(change.transaction).get(rule)
@@ -181,7 +185,9 @@ def _valid(rule: str, value: Any) -> Any:
             names.invalid(rule, f"must be from 0 to {MOST_DAYS} days")
         return value
     if rule == HOLDERS:
-        return names.flag(rule, value)
+        if type(value) is not bool:
+            names.invalid(rule, "must be true or false")
+        return value
     if rule == ARCHIVE_TO:
         if not (isinstance(value, str) and os.path.isabs(value) and os.path.isdir(value)):
             names.invalid(rule, "must be the absolute path of a folder that is there")
@@ -198,7 +204,7 @@ def _found(rule: str) -> Apply:
 
     found = tuple(entry_points(group=GROUP, name=rule))
     if not found:
-        known = ", ".join((KEEP_LAST, DAYS, ARCHIVE_TO, HOLDERS))
+        known = ", ".join(OURS)
         raise InvalidInputError(
             f"rule: there is no rule {rule!r}; core has {known}, installed adapters have theirs", field="rule"
         )

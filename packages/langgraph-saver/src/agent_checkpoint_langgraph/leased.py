@@ -10,12 +10,15 @@ from langchain_core.runnables.config import merge_configs
 
 from agent_checkpoint import InvalidInputError
 from agent_checkpoint_langgraph.mapping import address
+from agent_checkpoint_langgraph.ownership import presenting
 from agent_checkpoint_langgraph.saver import AgentCheckpointSaver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from langchain_core.runnables import RunnableConfig
+
+    from agent_checkpoint_langgraph.ownership import ThreadLease
 
 
 class LeasedGraph(Runnable[Any, Any]):
@@ -44,53 +47,59 @@ class LeasedGraph(Runnable[Any, Any]):
             LeaseHeldError: another run of the thread is under way.
             StaleLeaseError: the lease was lost; the run was stopped.
         """
-        with self._lease(config) as leased:
-            return self.graph.invoke(input, leased, **more)
+        with self._lease(config) as lease:
+            return self.graph.invoke(input, lease.config(config), **more)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:
         """See ``invoke``."""
-        async with self._alease(config) as leased:
-            return await self.graph.ainvoke(input, leased, **more)
+        async with self._alease(config) as lease:
+            return await self.graph.ainvoke(input, lease.config(config), **more)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Iterator[Any]:
         """The graph's ``stream`` under a lease, from the first item to the end of the iteration. See ``invoke``."""
-        with self._lease(config) as leased:
-            yield from self.graph.stream(input, leased, **more)
+        with self._lease(config) as lease:
+            yield from self.graph.stream(input, lease.config(config), **more)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> AsyncIterator[Any]:
         """See ``stream``."""
         # The run is over before its lease is: also where the caller leaves the iteration early.
-        async with self._alease(config) as leased:
+        async with self._alease(config) as lease:
             try:
-                async with aclosing(self.graph.astream(input, leased, **more)) as items:
+                async with aclosing(self.graph.astream(input, lease.config(config), **more)) as items:
                     async for item in items:
                         yield item
             finally:
                 await self._saver._settled()
 
+    # An update's later supersteps, and the copy of a checkpoint, are written with configs that LangGraph made itself:
+    # only the context carries the lease to them.
+
     def update_state(self, config: RunnableConfig, values: Any, *arguments: Any, **more: Any) -> RunnableConfig:
         """The graph's ``update_state`` under a lease. See ``invoke``."""
-        with self._lease(config) as leased:
-            updated: RunnableConfig = self.graph.update_state(leased, values, *arguments, **more)
+        with self._lease(config) as lease, presenting(lease):
+            updated: RunnableConfig = self.graph.update_state(lease.config(config), values, *arguments, **more)
             return updated
 
     async def aupdate_state(self, config: RunnableConfig, values: Any, *arguments: Any, **more: Any) -> RunnableConfig:
         """See ``update_state``."""
-        async with self._alease(config) as leased:
-            updated: RunnableConfig = await self.graph.aupdate_state(leased, values, *arguments, **more)
-            return updated
+        async with self._alease(config) as lease:
+            with presenting(lease):
+                leased = lease.config(config)
+                updated: RunnableConfig = await self.graph.aupdate_state(leased, values, *arguments, **more)
+                return updated
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
         """The graph's ``bulk_update_state`` under a lease. See ``invoke``."""
-        with self._lease(config) as leased:
-            updated: RunnableConfig = self.graph.bulk_update_state(leased, supersteps)
+        with self._lease(config) as lease, presenting(lease):
+            updated: RunnableConfig = self.graph.bulk_update_state(lease.config(config), supersteps)
             return updated
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
         """See ``bulk_update_state``."""
-        async with self._alease(config) as leased:
-            updated: RunnableConfig = await self.graph.abulk_update_state(leased, supersteps)
-            return updated
+        async with self._alease(config) as lease:
+            with presenting(lease):
+                updated: RunnableConfig = await self.graph.abulk_update_state(lease.config(config), supersteps)
+                return updated
 
     def get_input_schema(self, config: RunnableConfig | None = None) -> Any:
         """The graph's own."""
@@ -115,24 +124,24 @@ class LeasedGraph(Runnable[Any, Any]):
         return address(merge_configs(getattr(self.graph, "config", None), ensure_config(config))).thread_id
 
     @contextmanager
-    def _lease(self, config: RunnableConfig | None) -> Iterator[RunnableConfig]:
+    def _lease(self, config: RunnableConfig | None) -> Iterator[ThreadLease]:
         thread_id = self._thread(config)
         held = self._saver.find_lease(config, thread_id)
         if held is not None:
-            yield held.config(config)
+            yield held
             return
         with self._saver.lease(thread_id, in_context=False, **self._options) as lease:
-            yield lease.config(config)
+            yield lease
 
     @asynccontextmanager
-    async def _alease(self, config: RunnableConfig | None) -> AsyncIterator[RunnableConfig]:
+    async def _alease(self, config: RunnableConfig | None) -> AsyncIterator[ThreadLease]:
         thread_id = self._thread(config)
         held = self._saver.find_lease(config, thread_id)
         if held is not None:
-            yield held.config(config)
+            yield held
             return
         async with self._saver.lease(thread_id, in_context=False, **self._options) as lease:
-            yield lease.config(config)
+            yield lease
 
     def get_graph(self, config: RunnableConfig | None = None, **more: Any) -> Any:
         """The graph's own, to be drawn."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from agent_checkpoint.aio import AsyncStateStore
 from agent_checkpoint_langgraph import mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
     from uuid import UUID
 
@@ -263,6 +263,17 @@ class LeaseBlock:
             _leases.set(held)
         hold, self._hold = self._hold, None
         return hold
+
+
+@contextmanager
+def presenting(lease: ThreadLease) -> Iterator[None]:
+    """Let what the calling code writes to the thread present the lease, also where no config carries it."""
+    before = _leases.set({**_leases.get({}), lease.key: lease})
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # thrown away, it ends in another context, which knows nothing of it
+            _leases.reset(before)
 
 
 def interrupt(store: StateStore, held: LeaseHeldError) -> None:

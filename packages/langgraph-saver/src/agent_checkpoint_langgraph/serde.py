@@ -1,8 +1,9 @@
 """Serialisation: LangGraph's own, made strict in both directions.
 
 What is loaded is named by an allowlist, since a stored type is a class to
-import and call; pickle is never loaded. What cannot be kept as it is, is
-refused by its channel's name instead of being changed in silence.
+import and call; pickle is never loaded. What could not be loaded again is
+refused by its channel's name. What LangGraph's serializer makes into something
+else (a tuple into a list, a subclass of ``dict`` into a ``dict``) it makes here too.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ MOST_TYPES = 1_000
 
 
 class StrictSerializer(JsonPlusSerializer):
-    """``JsonPlusSerializer`` that loads only what is on its allowlist, and saves only what it can give back.
+    """``JsonPlusSerializer`` that loads only what is on its allowlist, and saves only what it may load.
 
-    A type that is not on the list raises when it is loaded; LangGraph's own
-    strict serializer would put a dictionary in its place. Text with half a
+    A type that is not on the list raises when it is saved or loaded; LangGraph's
+    own strict serializer would put a dictionary in its place. Text with half a
     surrogate pair raises when it is saved; elsewhere it becomes a question mark.
+    So does an array of Python objects, which elsewhere comes back as None.
     """
 
     def __init__(self, allowed: Any = None) -> None:
@@ -51,7 +53,7 @@ class StrictSerializer(JsonPlusSerializer):
         """The value's kind and bytes.
 
         Raises:
-            InvalidInputError: it holds a type that is not on the allowlist, and would not come back.
+            InvalidInputError: it holds what could not be loaded, as a type that is not on the allowlist.
         """
         outer, _now.serializer, _now.refusal = getattr(_now, "serializer", None), self, None
         try:
@@ -190,6 +192,7 @@ class _Packer:
             parts = (kind.__module__, kind.__name__, values, "model_validate_json")
             packed = ormsgpack.Ext(self._tag, ormsgpack.packb(parts, self.pack, self._option))
         else:
+            _refuse_pointers(value)
             packed = self._default(value)
         serializer = getattr(_now, "serializer", None)
         if serializer is not None and type(value) not in serializer.returning and isinstance(packed, ormsgpack.Ext):
@@ -205,6 +208,17 @@ class _Packer:
             return ormsgpack.packb(self.pack(probe)) == ormsgpack.packb(self._default(probe))
         except Exception:
             return False  # another pydantic, or LangGraph, than any we know
+
+
+def _refuse_pointers(value: Any) -> None:
+    """Refuse an array of Python objects: its bytes are addresses in this process's memory."""
+    if getattr(getattr(value, "dtype", None), "hasobject", False):
+        _now.refusal = InvalidInputError(
+            "the state holds an array of Python objects, whose bytes are addresses in memory",
+            hint="keep a list of them, as by array.tolist()",
+            field="state",
+        )
+        raise _now.refusal
 
 
 class _Probe(BaseModel):

@@ -2,8 +2,9 @@
 
 LangGraph takes ``saver.get_next_version`` once for each run, then reads the
 checkpoint that the run begins from: that read tells which thread, and under
-which lease. A read for another purpose in between changes nothing for a run
-that has begun.
+which lease. A later read changes nothing for a run that has begun. Whoever
+takes it and reads nothing after it is not checked here: a graph that is drawn
+writes nothing, and an update of the state is checked by its writes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     Read = tuple[Core, str, ThreadLease | None]
 
-_last_read: ContextVar[Read | None] = ContextVar("agent_checkpoint_langgraph_read", default=None)
 _newest: ContextVar[Supersteps | None] = ContextVar("agent_checkpoint_langgraph_run", default=None)
 
 
@@ -31,16 +31,13 @@ class Supersteps:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        # An update of the state reads first: there it is the last one.
-        read = _last_read.get()
-        self._read = read if read is not None and read[0] is core else None
-        self._begun = False
+        self._read: Read | None = None
         _newest.set(self)
 
     def begin(self, read: Read) -> None:
         """The run reads the checkpoint that it begins from."""
-        if read[0] is self._core and not self._begun:
-            self._read, self._begun = read, True
+        if read[0] is self._core and self._read is None:
+            self._read = read
 
     def __call__(self, current: str | float | None, channel: None = None) -> str:
         """The version after ``current``: it sorts after it, and two branches never give the same.
@@ -62,11 +59,9 @@ def next_version(current: str | float | None) -> str:
 
 def note_read(core: Core, thread_id: str, lease: ThreadLease | None) -> None:
     """A checkpoint of a thread is read in this context, under that lease."""
-    read = (core, thread_id, lease)
-    _last_read.set(read)
     newest = _newest.get()
     if newest is not None:
-        newest.begin(read)
+        newest.begin((core, thread_id, lease))
 
 
 def check(core: Core, thread_id: str, lease: ThreadLease | None) -> None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SITE = "https://agent-checkpoint.invalid"
 DOCUMENTATION = f"{SITE}/docs/prefect.md"
 LOGO = f"{SITE}/docs/logo.png"
-# Stands for "the block's own timeout", where None waits for ever.
-OWN: Any = object()
+# Stands for "the block's own timeout", where None waits for ever. It is itself after a pickle too.
+OWN: Any = ...
 
 
 class _Strict(Block):

@@ -40,6 +40,12 @@ class Ask(NamedTuple):
     limit: int
     metadata: Mapping[str, Any]
 
+    def left(self) -> FencedLease | None:
+        """The lease of the name that an earlier attempt at this run took, and did not give back."""
+        mine = context.lease_at(self.store.database, self.scope)
+        attempt = None if mine is None else context.attempt()
+        return mine if mine is not None and attempt is not None and attempt.follows(mine.attempt) else None
+
     def lease(self) -> tuple[FencedLease, dict[str, Any]]:
         """The lease before it is granted, and the options of its hold.
 
@@ -73,6 +79,9 @@ def acquire(ask: Ask) -> FencedLease:
     Raises:
         LeaseHeldError, WaitTimeoutError: another one holds it.
     """
+    left = ask.left()
+    if left is not None:
+        left.release()
     lease, options = ask.lease()
     with suppress(LeaseHeldError) if ask.wait_seconds else _nothing():
         return _granted(lease, ask.store.hold(ask.scope, **options))
@@ -82,6 +91,9 @@ def acquire(ask: Ask) -> FencedLease:
 
 async def aacquire(ask: Ask) -> FencedLease:
     """See ``acquire``."""
+    left = ask.left()
+    if left is not None:
+        await left.arelease()
     lease, options = ask.lease()
     store = awaited(ask.store)
     with suppress(LeaseHeldError) if ask.wait_seconds else _nothing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from agent_checkpoint import FencedWrite, StaleLeaseError
 from agent_checkpoint_prefect import context
 from agent_checkpoint_prefect.errors import LeaseLostError
+from agent_checkpoint_prefect.stores import blocking
 from agent_checkpoint_prefect.telling import tell
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class FencedLease:
         self._hold: Any = None
         self._held: Any = None
         self._struck: TaskInterrupter | ThreadInterrupter | None = None
+        self.attempt = context.attempt()
+        """The attempt at a run that took it."""
         self._pid = os.getpid()
         self._context = copy_context()
 
@@ -124,7 +128,7 @@ class FencedLease:
         return self._awaited.effect(key, lease=self, request=request, resolve=resolve)
 
     def release(self) -> None:
-        """Give it back; idempotent, and silent where it was lost before."""
+        """Give it back, whichever code took it; idempotent, and silent where it was lost before."""
         self.finish()
 
     async def arelease(self) -> None:
@@ -137,7 +141,7 @@ class FencedLease:
         if hold is None:
             return None
         try:
-            hold.__exit__(None, None, None)
+            blocking(hold).__exit__(None, None, None)
         except StaleLeaseError as stale:
             return self.lost_error(stale.reason)
         finally:
@@ -150,7 +154,10 @@ class FencedLease:
         if hold is None:
             return None
         try:
-            await hold.__aexit__(None, None, None)
+            if blocking(hold) is hold:  # sync code took it
+                await asyncio.to_thread(hold.__exit__, None, None, None)
+            else:
+                await hold.__aexit__(None, None, None)
         except StaleLeaseError as stale:
             return self.lost_error(stale.reason)
         finally:

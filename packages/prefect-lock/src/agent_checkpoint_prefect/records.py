@@ -22,7 +22,7 @@ from agent_checkpoint import (
     WaitTimeoutError,
 )
 from agent_checkpoint_prefect import context, names
-from agent_checkpoint_prefect.stores import awaited
+from agent_checkpoint_prefect.stores import awaited, blocking
 
 if TYPE_CHECKING:
     from agent_checkpoint import Fence, Lease
@@ -145,9 +145,8 @@ class RecordLocks(NamedTuple):
         record = _records.pop(place, None)
         with suppress(AgentCheckpointError):
             if record is not None and record.hold is not None:
-                # Both kinds of hold are given back by this: Prefect releases in sync code what async code acquired.
-                hold = getattr(record.hold, "_hold", record.hold)
-                hold.__exit__(AgentCheckpointError, None, None)
+                # Prefect releases in sync code what async code acquired.
+                blocking(record.hold).__exit__(AgentCheckpointError, None, None)
             elif record is not None:
                 self.store.release(*record.fence)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 
 from agent_checkpoint import StateStore
 from agent_checkpoint.aio import AsyncStateStore
@@ -43,6 +43,11 @@ def awaited(store: StateStore) -> AsyncStateStore:
         if door is None:
             door = _awaited[id(store)] = AsyncStateStore.of(store)
         return door
+
+
+def blocking(hold: Any) -> Any:
+    """The hold that sync code leaves: itself, or the one inside of that of ``async with``."""
+    return getattr(hold, "_hold", hold)
 
 
 def _begin_in_child() -> None:

@@ -10,18 +10,23 @@ from __future__ import annotations
 import base64
 import os
 import sys
+from fcntl import ioctl
+from functools import partial
+from select import select
+from termios import FIONREAD
 
+from agent_checkpoint import names
 from agent_checkpoint.cli import environment, output, supervised
 from agent_checkpoint.cli.opening import store
 from agent_checkpoint.cli.parser import Answer, Command, integer, wait_seconds
 from agent_checkpoint.effects import idempotency_key
-from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.names import MAX_NAME_BYTES
+from agent_checkpoint.errors import EffectUnknownError, InvalidInputError, NotFoundError, StorageError
 from agent_checkpoint.rules.effect import to_resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable, Iterator
     from subprocess import Popen
     from typing import Any
 
@@ -31,7 +36,12 @@ if TYPE_CHECKING:
 
 # What is kept of a command's output.
 MOST_BYTES = 1024 * 1024
+# What is read of it at once, and seconds between two looks whether the command has ended.
+CHUNK_BYTES = 65_536
+LOOK_SECONDS = 0.05
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
+# Of a store that takes nothing; it may have been deleted, too.
+UNWRITABLE = (StorageError, NotFoundError)
 # This program, whatever lies in the working directory.
 AGAIN = "import sys; '' in sys.path and sys.path.remove(''); from agent_checkpoint.cli import script; script()"
 
@@ -60,6 +70,8 @@ def _once(arguments: Namespace) -> Answer:
         raise InvalidInputError(
             "command: is missing; give it behind '--'", field="command", hint="agent-checkpoint once KEY -- ./pay.sh"
         )
+    if arguments.result_file is not None:
+        names.path("result_file", arguments.result_file)
     not_done = _statuses(arguments.not_done_status)
     opened = store(arguments)
     if arguments.init:
@@ -82,11 +94,12 @@ def _held(opened: StateStore, scope: str | None) -> Fence | None:
 
 def _under_a_lease(opened: StateStore, arguments: Namespace) -> int:
     """Run this program again, as a command that ``run`` supervises."""
-    again = [sys.executable, "-c", AGAIN, "once", arguments.key]
+    again = [sys.executable, "-c", AGAIN, "once"]
     for name in ("request", "result_file", "busy_timeout"):
         value = getattr(arguments, name)
         again += [] if value is None else [f"--{name.replace('_', '-')}={value}"]
-    again += [f"--not-done-status={arguments.not_done_status}", "--", *arguments.command]
+    key = ["--", arguments.key] if arguments.key.startswith("-") else [arguments.key]
+    again += [f"--not-done-status={arguments.not_done_status}", *key, "--", *arguments.command]
     wait = "0" if arguments.no_wait else arguments.wait or "forever"
     wait_seconds(wait, 0.0)
     for name, value in {
@@ -105,7 +118,7 @@ def _under_a_lease(opened: StateStore, arguments: Namespace) -> int:
 def _scope(key: str) -> str:
     """The scope of a key that has none: its own, be the key as long as it may."""
     scope = f"effect/{key}"
-    return scope if len(scope.encode()) <= MAX_NAME_BYTES else f"effect/{idempotency_key(key)}"
+    return scope if len(scope.encode()) <= names.MAX_NAME_BYTES else f"effect/{idempotency_key(key)}"
 
 
 def _act(opened: StateStore, fence: Fence, arguments: Namespace, not_done: frozenset[int]) -> int:
@@ -115,24 +128,15 @@ def _act(opened: StateStore, fence: Fence, arguments: Namespace, not_done: froze
         try:
             child = _start(arguments.command)
         except OSError as error:
-            effect.failed()
-            code = "command-not-found" if isinstance(error, FileNotFoundError) else "command-cannot-execute"
-            output.warn(code, f"cannot execute {arguments.command[0]!r}: {error.strerror}")
-            return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
+            return _not_started(effect, arguments.command[0], error)
         status, kept = _follow(child)
         if status == 0:
-            if arguments.result_file is not None:
-                kept = _read(effect, arguments.result_file)
-            effect.done(_result(kept))
+            _done(effect, kept, arguments.result_file)
         elif status in not_done:
-            effect.failed()
+            said = f"the command exited with status {status}: {effect.key!r} surely did not happen"
+            _record(effect.failed, effect, said, "--retry")
         else:
-            effect.leave(f"the command exited with status {status}")
-            output.warn(
-                "effect-unknown",
-                f"the command exited with status {status}: whether {arguments.key!r} happened is not known; look, "
-                f"then: {to_resolve(arguments.key)}",
-            )
+            _leave(effect, status)
         return status
 
 
@@ -147,12 +151,27 @@ def _follow(child: Popen[bytes]) -> tuple[int, bytes]:
     """Pass its output on as it comes: its status, as a shell would say it, and what is kept."""
     assert child.stdout is not None
     kept = bytearray()
-    with child.stdout:
-        while chunk := os.read(child.stdout.fileno(), 65_536):
+    with child.stdout as pipe:
+        for chunk in _output_of(child, pipe.fileno()):
             kept += chunk[: MOST_BYTES + 1 - len(kept)]
             _pass_on(chunk)
     status = child.wait()
     return (status if status >= 0 else 128 - status), bytes(kept)
+
+
+def _output_of(child: Popen[bytes], pipe: int) -> Iterator[bytes]:
+    """What the command writes until it ends: what it leaves running may keep the pipe open for ever."""
+    while child.poll() is None:
+        if not select([pipe], [], [], LOOK_SECONDS)[0]:
+            continue
+        chunk = os.read(pipe, CHUNK_BYTES)
+        if not chunk:
+            return
+        yield chunk
+    left = int.from_bytes(ioctl(pipe, FIONREAD, bytes(4)), sys.byteorder)
+    while left and (chunk := os.read(pipe, min(left, CHUNK_BYTES))):
+        left -= len(chunk)
+        yield chunk
 
 
 def _pass_on(chunk: bytes) -> None:
@@ -160,20 +179,78 @@ def _pass_on(chunk: bytes) -> None:
     if sys.stdout is None:
         return
     try:
-        sys.stdout.flush()
-        while chunk:
-            chunk = chunk[os.write(sys.stdout.fileno(), chunk) :]
+        output.pour(chunk)
     except OSError:
         output.silence(sys.stdout)
 
 
-def _read(effect: Acting, path: str) -> bytes:
+def _not_started(effect: Acting, command: str, error: OSError) -> int:
+    """Surely nothing was done: the status, as a shell would say it."""
+    said = f"cannot execute {command!r}: {error.strerror}"
+    _record(effect.failed, effect, f"{said}; {effect.key!r} surely did not happen", "--retry")
+    missing = isinstance(error, FileNotFoundError)
+    output.warn("command-not-found" if missing else "command-cannot-execute", said)
+    return NOT_FOUND if missing else CANNOT_EXECUTE
+
+
+def _done(effect: Acting, kept: bytes, path: str | None) -> None:
+    """Record that it happened, and its result; that it happened also where there is none.
+
+    Raises:
+        EffectUnknownError: it could not be recorded.
+        StorageError: it is recorded, without the result, which cannot be read from ``path``.
+    """
+    unread: OSError | None = None
+    if path is not None:
+        try:
+            with open(path, "rb") as source:
+                kept = source.read(MOST_BYTES + 1)
+        except OSError as error:
+            unread = error
+    said = f"the command exited with status 0: {effect.key!r} is done"
+    _record(partial(effect.done, None if unread else _result(kept)), effect, said, "--done")
+    if unread is not None:
+        raise StorageError(
+            f"{said}, but its result cannot be read from {path!r}: {unread.strerror}",
+            hint="it is on record without a result, and is not done again",
+        )
+
+
+def _leave(effect: Acting, status: int) -> None:
+    """Say that nobody knows whether it happened; on record, where the store takes it: a begun one is unknown too."""
+    output.warn(
+        "effect-unknown",
+        f"the command exited with status {status}: whether {effect.key!r} happened is not known; look, "
+        f"then: {to_resolve(effect.key)}",
+    )
     try:
-        with open(path, "rb") as source:
-            return source.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        effect.done(None)  # that it happened is what counts
-        raise InvalidInputError(f"result_file: it is done, but its result cannot be read: {error}") from error
+        effect.leave(f"the command exited with status {status}")
+    except UNWRITABLE:
+        effect.fresh = False  # nothing is left to tell
+
+
+def _record(tell: Callable[[], object], effect: Acting, said: str, decision: str) -> None:
+    """Tell what became of it; where the store does not take that, say what is known here and nowhere else.
+
+    Raises:
+        EffectUnknownError: it is not on record.
+    """
+    try:
+        tell()
+    except UNWRITABLE as error:
+        effect.fresh = False  # the store is not asked once more: whoever is to hear of this need not wait for that
+        raise EffectUnknownError(
+            f"{said}, but that could not be recorded: {error}",
+            hint=f"when the store can be written again: {_to_decide(effect.key, decision)}",
+            key=effect.key,
+            **effect.fence._asdict(),
+            cause=error.code,
+        ) from error
+
+
+def _to_decide(key: str, decision: str) -> str:
+    """The command that resolves it, where only one decision is right."""
+    return to_resolve(key).removesuffix(" (or --retry)").replace("--done", decision, 1)
 
 
 def _result(kept: bytes) -> dict[str, Any]:
@@ -189,13 +266,17 @@ def _tell(result: Any) -> int:
     """Print a recorded result: the output byte for byte, other results as JSON."""
     kept = _output(result)
     if kept is not None:
-        _pass_on(kept)
-        if result["truncated"]:
-            output.warn("output-truncated", f"no more of the output was kept than its first {MOST_BYTES} bytes")
+        printed = kept
     elif result is not None:
         import json
 
-        output.write(json.dumps(result, indent=2, sort_keys=True) + "\n")
+        printed = (json.dumps(result, indent=2, sort_keys=True) + "\n").encode()
+    else:
+        printed = b""
+    if printed:
+        output.write_bytes(printed)
+    if kept is not None and result["truncated"]:
+        output.warn("output-truncated", f"no more of the output was kept than its first {MOST_BYTES} bytes")
     return 0
 
 

@@ -52,6 +52,11 @@ def warn(code: str, message: str) -> None:
 
 
 def write(text: str) -> None:
+    """``write_bytes`` of a text."""
+    write_bytes(text.encode(errors="backslashreplace"))
+
+
+def write_bytes(data: bytes) -> None:
     """Write to stdout now, so that whatever is wrong with it is noticed here.
 
     Raises:
@@ -60,11 +65,8 @@ def write(text: str) -> None:
     """
     if sys.stdout is None:
         raise InvalidInputError("stdout: is closed, there is nowhere to print the answer", field="stdout")
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        pour(data)
     except BrokenPipeError:
         silence(sys.stdout)
         raise
@@ -72,6 +74,25 @@ def write(text: str) -> None:
         silence(sys.stdout)
         hint = "what the command did is done; look at it with a command that only reads"
         raise StorageError(f"the answer cannot be written to stdout: {error.strerror}", hint=hint) from error
+
+
+def pour(data: bytes) -> None:
+    """Write to stdout, to the last byte. A raw stream takes as much as fits and is content with that."""
+    sys.stdout.flush()
+    binary = getattr(sys.stdout, "buffer", None)
+    if binary is None:  # a program that calls us has put a stream there that takes only text
+        sys.stdout.write(data.decode(errors="backslashreplace"))
+        return
+    # With PYTHONUNBUFFERED there is no buffer before it, and it would be the raw one anyway.
+    raw = getattr(binary, "raw", binary)
+    rest = memoryview(data)
+    while rest:
+        written = raw.write(rest)
+        if written is None:  # somebody has made it non-blocking, and it is full
+            from select import select
+
+            select([], [raw], [])
+        rest = rest[written or 0 :]
 
 
 def silence(stream: TextIO) -> None:

@@ -8,6 +8,7 @@ from agent_checkpoint import payload
 from agent_checkpoint.cli.opening import store
 from agent_checkpoint.cli.parser import Answer, Command
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.retention import ARCHIVE_TO
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,20 +38,20 @@ def _set_arguments(parser: ArgumentParser) -> None:
 
 
 def _set(arguments: Namespace) -> Answer:
-    return Answer(store(arguments).set_retention(arguments.rule, _value(arguments.value)))
+    return Answer(store(arguments).set_retention(arguments.rule, _value(arguments.rule, arguments.value)))
 
 
 def _unset(arguments: Namespace) -> Answer:
     return Answer(store(arguments).set_retention(arguments.rule, None))
 
 
-def _value(text: str) -> Any:
-    """A JSON scalar, or a path as it was typed."""
+def _value(rule: str, text: str) -> Any:
+    """A JSON scalar, or text as it was typed: a path, where the rule takes one."""
     try:
         value = payload.parse("value", os.fsencode(text))
     except InvalidInputError:
-        return os.path.abspath(text)
-    return os.path.abspath(value) if isinstance(value, str) else value
+        value = text
+    return os.path.abspath(value) if rule == ARCHIVE_TO and isinstance(value, str) else value
 
 
 def _prune_arguments(parser: ArgumentParser) -> None:

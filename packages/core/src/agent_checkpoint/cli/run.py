@@ -120,10 +120,16 @@ def _close_stores() -> None:
 
 
 def _cut(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
-    """What stands before the first ``--``, and what behind it; None without one."""
+    """What stands before the first ``--``, and what behind it; None without one.
+
+    A name that begins with a dash has a ``--`` of its own: ``once -- -k -- CMD``.
+    """
     if "--" not in argv:
         return argv, None
     at = list(argv).index("--")
+    name, *second = argv[at + 1 : at + 3] or ("",)
+    if name.startswith("-") and second == ["--"]:
+        at += 2
     return argv[:at], argv[at + 1 :]
 
 

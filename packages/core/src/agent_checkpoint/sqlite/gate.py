@@ -39,7 +39,7 @@ HANDED = -1
 GLANCE_SECONDS = 0.05
 
 _gates: dict[tuple[int, int], Gate] = {}
-_opening = allocate_lock()
+_opening = RLock()
 # Gates that a store does not use any more.
 _unused: deque[Gate] = deque()
 
@@ -51,6 +51,8 @@ def gate_at(database: str) -> Gate | None:
     merely less fair. The sidecar can be opened by whoever can open the database.
     """
     path = database + "-gate"
+    if _is_opening():
+        return None
     with _opening:
         _close_unused()
         try:
@@ -79,18 +81,24 @@ def gate_at(database: str) -> Gate | None:
 def leave_unused(gate: Gate) -> None:
     """The end of one ``gate_at``; its descriptor is closed when nobody can be inside any more."""
     _unused.append(gate)
-    with _opening:
-        _close_unused()
+    if not _is_opening():
+        with _opening:
+            _close_unused()
 
 
 def leave_later(gate: Gate) -> None:
     """The same for a finalizer, which may run in the midst of anything: it waits for no lock."""
     _unused.append(gate)
-    if _opening.acquire(blocking=False):
+    if not _is_opening() and _opening.acquire(blocking=False):
         try:
             _close_unused()
         finally:
             _opening.release()
+
+
+def _is_opening() -> bool:
+    """Whether this very thread is in the midst of that, and we are in the handler of a signal, or a finalizer."""
+    return _opening._is_owned()  # type: ignore[attr-defined,no-any-return]
 
 
 def _close_unused() -> None:
@@ -254,7 +262,7 @@ class Gate:
 
 def _reset_all() -> None:
     global _opening
-    _opening = allocate_lock()
+    _opening = RLock()
     for gate in _gates.values():
         gate.reset()
 

@@ -127,10 +127,13 @@ class Connection:
         opened.discard(note)
 
     def __del__(self) -> None:
+        note: Note | None = getattr(self, "note", None)
+        if note is None or note.generation != forks.generation():
+            return  # the parent's, and noted until that has been seen to
         try:
             self.close()
         finally:  # interrupted in there it is closed as well, with what it is made of
-            opened.discard(getattr(self, "note", None))
+            opened.discard(note)
 
 
 def abandon() -> None:
