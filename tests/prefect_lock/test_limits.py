@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from threading import Barrier, Lock
+from threading import Barrier, Event, Lock
 
 import pytest
 
@@ -51,6 +51,7 @@ class Room:
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self.full = Event()
         self._slots: list[int] = []
         self.most = 0
         self.shared = False
@@ -60,6 +61,8 @@ class Room:
             self.shared |= lease.slot in self._slots
             self._slots.append(lease.slot)
             self.most = max(self.most, len(self._slots))
+            if self.most >= LIMIT:
+                self.full.set()
 
     def leave(self, lease: FencedLease) -> None:
         with self._lock:
@@ -74,6 +77,7 @@ def test_threads_are_never_more_than_the_limit(pool: FencedLock) -> None:
         for _ in range(6):
             with pool.lease("db") as lease:
                 room.enter(lease)
+                assert room.full.wait(60)  # chance would have it that they come one after the other
                 lease.check()
                 room.leave(lease)
 
@@ -89,6 +93,7 @@ def test_tasks_are_never_more_than_the_limit(pool: FencedLock) -> None:
     async def work() -> None:
         async with pool.alease("db") as lease:
             room.enter(lease)
+            assert await asyncio.to_thread(room.full.wait, 60)
             await lease.acheck()
             room.leave(lease)
 
