@@ -81,19 +81,29 @@ class Interrupted(threading.Thread):
     end of the block, where no signal is heard before the lock is let go.
     """
 
-    def __init__(self, call: Callable[[], object], code: ModuleType, line: int) -> None:
+    def __init__(
+        self, call: Callable[[], object], code: ModuleType, line: int, then: Callable[[], object] | None = None
+    ) -> None:
         super().__init__(daemon=True)
         self._where = _place(code)
         self._call = call
         self._left = line
+        self._then = then
         self.where = ""
+        self.error: BaseException | None = None
+        """What the handler of the interrupt met, which runs while its traceback is there."""
 
     def run(self) -> None:
         sys.settrace(self._trace)
         try:
             self._call()
         except KeyboardInterrupt:
-            pass  # and what it holds is let go
+            sys.settrace(None)
+            try:
+                if self._then is not None:
+                    self._then()
+            except BaseException as error:
+                self.error = error
         finally:
             sys.settrace(None)
 

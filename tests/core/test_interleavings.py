@@ -28,7 +28,7 @@ from agent_checkpoint import (
     plugins,
     sqlite,
 )
-from agent_checkpoint.sqlite import connections, gate, opening
+from agent_checkpoint.sqlite import connections, gate, opening, transactions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc")
 
@@ -163,6 +163,33 @@ def test_a_child_forked_after_an_interrupted_call_uses_the_store(
             again.put_checkpoint("deploy", {"by": "the parent"})
         store.close()
         assert open_files(path) == [], interrupted.where
+        line += 1
+    assert line > 10, "too few lines: is the call traced?"
+
+
+def acquire(store: StateStore) -> object:
+    return store.acquire("release", "worker-a", 600)
+
+
+@pytest.mark.parametrize("code", [transactions, gate, connections])
+@pytest.mark.parametrize("call", [write, acquire])
+def test_whoever_catches_an_interrupt_may_use_the_store(
+    tmp_path: Path, call: Callable[[StateStore], object], code: ModuleType
+) -> None:
+    line = 1
+    while True:
+        path = tmp_path / f"{line}.db"
+        store = new_store(path)
+
+        def save(store: StateStore = store) -> None:
+            store.put_checkpoint("deploy", {"by": "the handler"})
+            assert store.get_lease("release") is None, "nobody knows of it"
+
+        interrupted = Interrupted(lambda store=store: call(store), code, line, save)  # type: ignore[misc]
+        if not interrupted.was_interrupted():
+            break
+        assert interrupted.error is None, interrupted.where
+        store.close()
         line += 1
     assert line > 10, "too few lines: is the call traced?"
 

@@ -118,8 +118,9 @@ class Changes:
         locks = sorted({lock for item in items for lock in item.locks})
         telling = self._plugins.listening()
         answers: list[Any] = []
+        transaction = self.database.transaction(locks)
         try:
-            with self.database.transaction(locks) as transaction:
+            with transaction:
                 together = Change._make((transaction, [], {}))
                 for item, veto in asked:
                     answers.append(item.decide(together) if veto is None else Refused(veto, item.write))
@@ -132,6 +133,9 @@ class Changes:
             return [Outcome(None, _unrecorded(each) if isinstance(each, Refused) else error) for each in known]
         except Exception:
             return [self._alone(item, veto) for item, veto in asked]
+        except BaseException:
+            transaction.leave()
+            raise
         self._plugins.tell(told)
         return [_outcome(answer) for answer in answers]
 
@@ -145,8 +149,9 @@ class Changes:
         veto = item.write and self._plugins.check_fence(item.write)
         telling = self._plugins.listening()
         answer: Any = None if veto is None else Refused(veto, item.write)
+        transaction = self.database.transaction(sorted(item.locks))
         try:
-            with self.database.transaction(sorted(item.locks)) as transaction:
+            with transaction:
                 change = Change._make((transaction, [], {}))
                 if veto is None:
                     answer = item.decide(change)
@@ -156,6 +161,9 @@ class Changes:
         except StorageError:
             if isinstance(answer, Refused):
                 raise _unrecorded(answer) from None
+            raise
+        except BaseException:
+            transaction.leave()
             raise
         self._plugins.tell(told)
         if isinstance(answer, Refused):
@@ -175,8 +183,9 @@ class Changes:
         while True:
             # A veto stands, whether the lock is to be had or not.
             answer: Any = None if veto is None else Refused(veto, write)
+            transaction = self.database.transaction(locks, terms)
             try:
-                with self.database.transaction(locks, terms) as transaction:
+                with transaction:
                     change = Change._make((transaction, [], {}))
                     if veto is None:
                         answer = decide(change)
@@ -187,6 +196,10 @@ class Changes:
                     if isinstance(answer, Refused):
                         raise _unrecorded(answer) from None
                     raise
+            except BaseException:
+                # Whoever catches an interrupt may save the state of the work, while its traceback has the transaction.
+                transaction.leave()
+                raise
             sleep(PAUSE_SECONDS)
         if told:
             self._plugins.tell(told)

@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from types import TracebackType
     from typing import Any
 
     from agent_checkpoint.clock import Clock
@@ -108,6 +109,17 @@ class Transaction(Reader):
     """
 
     @abstractmethod
+    def __enter__(self) -> Transaction:
+        """Take the locks, and look at the time."""
+
+    @abstractmethod
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        """Commit, or roll back, and let go."""
+
+    def leave(self) -> None:
+        """Let go of what an interrupt kept the end of the block from letting go of; else nothing is left to do."""
+
+    @abstractmethod
     def run(self, sql: str, parameters: Parameters = ()) -> int:
         """Execute one statement; the number of rows it touched."""
 
@@ -178,8 +190,8 @@ class Database(ABC):
         """Make an empty store if there is none: ours by its mark, no tables of core yet."""
 
     @abstractmethod
-    def transaction(self, locks: Sequence[str], terms: Terms = ORDINARY) -> AbstractContextManager[Transaction]:
-        """A transaction that holds ``locks`` (``scope:…``, ``workflow:…``), taken sorted.
+    def transaction(self, locks: Sequence[str], terms: Terms = ORDINARY) -> Transaction:
+        """A transaction, to be entered, that holds ``locks`` (``scope:…``, ``workflow:…``), taken sorted.
 
         Leaving the block commits, an exception rolls back.
 

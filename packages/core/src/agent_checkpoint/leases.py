@@ -69,6 +69,21 @@ def acquire(changes: Changes, ask: grant.Ask, note: Callable[[LeaseRow], object]
     return changes.run((f"scope:{ask.scope}",), lambda change: grant_in(change, changes.database, ask, note))  # type: ignore[no-any-return]
 
 
+def acquire_now(changes: Changes, ask: grant.Ask, note: Callable[[Lease], object]) -> Lease:
+    """The same, and ``note`` hears of the lease; interrupted in between, it is given back: nobody would know of it."""
+    granted: list[LeaseRow] = []
+    try:
+        lease = acquire(changes, ask, granted.append)
+        note(lease)
+    except Exception:
+        raise
+    except BaseException:
+        if granted:
+            take_back(changes, granted[-1])
+        raise
+    return lease
+
+
 def grant_in(
     change: Change, database: Database, ask: grant.Ask, note: Callable[[LeaseRow], object] | None = None
 ) -> Lease | Refused:

@@ -153,9 +153,7 @@ class StateStore:
         process = "" if pid is None else self._database.identify(names.integer("pid", pid, 1))
         ask = leases.valid_ask(scope, owner, ttl_seconds, metadata, reclaim, limit, process)
         if names.wait_seconds(wait_seconds) == 0:
-            lease = leases.acquire(self._changes, ask)
-            self._holders.note(lease)
-            return lease
+            return leases.acquire_now(self._changes, ask, self._holders.note)
         from agent_checkpoint import waiting
 
         return waiting.wait(self._waiter(ask, wait_seconds), self._clock.sleep)

@@ -138,7 +138,7 @@ class SqliteTransaction(Transaction):
             database.writers.add(self._thread)
             self.moment = database.moment()
         except BaseException:
-            self._leave()
+            self._end()
             raise
         return self
 
@@ -158,16 +158,18 @@ class SqliteTransaction(Transaction):
                     self._lent.close()
                     self._lent = None
         finally:
-            self._leave()
+            self._end()
         if self._bells and kind is None:
             from agent_checkpoint.sqlite.bell import ring
 
             ring(self._bells)
 
     def __del__(self) -> None:
-        # Where an interrupt struck before the end could do its work.
+        self.leave()
+
+    def leave(self) -> None:
         if (self._lent is not None or self._gate is not None) and forks.generation() == self._generation:
-            self._leave()
+            self._end()
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         connection = self._lent
@@ -283,7 +285,7 @@ class SqliteTransaction(Transaction):
             raise translate_commit(error, self._database.name) from error
         connection.commits += 1
 
-    def _leave(self) -> None:
+    def _end(self) -> None:
         """Give everything back; harmless when it is called again after an interrupt."""
         try:
             # Not ours any more before it may be another's: called twice, this must not give it back twice.
