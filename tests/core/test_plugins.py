@@ -187,6 +187,10 @@ try:
         full.append(os.open(os.devnull, os.O_RDONLY))
 except OSError:
     pass
+try:
+    StateStore(sys.argv[1])
+except StorageError as error:
+    print(type(error).__name__)
 for _ in range(2):
     try:
         another.put_checkpoint("deploy", 1, lease=lease)
@@ -199,7 +203,7 @@ for _ in range(2):
 """
 
 
-def test_a_veto_that_cannot_be_looked_for_is_not_taken_for_absent(path: Path, tmp_path: Path) -> None:
+def test_without_descriptors_a_veto_is_not_taken_for_absent(path: Path, tmp_path: Path) -> None:
     offer(tmp_path / "site", "[agent_checkpoint]\nveto = veto_for_a_test\n")
     code = "@hookimpl\ndef check_fence(write):\n    raise FenceRefusedError('never')\n"
     module(tmp_path / "site", "veto_for_a_test", "from agent_checkpoint import FenceRefusedError, hookimpl\n" + code)
@@ -207,8 +211,9 @@ def test_a_veto_that_cannot_be_looked_for_is_not_taken_for_absent(path: Path, tm
     command = [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(path), str(tmp_path / "site")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
-    assert "cannot be looked at for plugins" in said[0]
-    assert said[1] == "FenceRefusedError: plugin 'veto' refused the write: never"
+    assert said[0] == "StorageUnreachableError"
+    assert "cannot be looked at for plugins" in said[1]
+    assert said[2] == "FenceRefusedError: plugin 'veto' refused the write: never"
 
 
 def test_a_plugin_that_cannot_be_loaded_refuses_every_protected_write(

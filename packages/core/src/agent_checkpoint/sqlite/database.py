@@ -14,7 +14,7 @@ from agent_checkpoint.sqlite.connections import Connections
 from agent_checkpoint.sqlite.gate import gate_at, leave_later, leave_unused
 from agent_checkpoint.sqlite.opening import patiently
 from agent_checkpoint.sqlite.transactions import SqliteRead, SqliteTransaction
-from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate
+from agent_checkpoint.sqlite.translate import FAILURES, is_busy, translate, translate_os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class SqliteDatabase(Database):
         self.synchronous = synchronous
         self.clock = clock
         self.processes = processes
-        self.core_migrations = {self.dialect: [entry.path for entry in os.scandir(MIGRATIONS)]}
+        self.core_migrations = {self.dialect: _migrations()}
         self._version = len(self.core_migrations[self.dialect])
         self.connections = Connections(path, busy_timeout_seconds, synchronous)
         self.gate: Gate | None = None
@@ -201,3 +201,10 @@ class SqliteDatabase(Database):
         version = int(found[0]) if found else 0
         if version != self._version:
             raise schema_version_error("core", version, self._version)
+
+
+def _migrations() -> list[str]:
+    try:
+        return [entry.path for entry in os.scandir(MIGRATIONS)]
+    except OSError as error:  # no descriptor is left
+        raise translate_os(error, str(MIGRATIONS)) from error
