@@ -192,7 +192,8 @@ class StateStore:
     def heartbeat(self, scope: str, owner: str, token: int, ttl_seconds: float | None = None) -> Lease:
         """Extend a live lease to ``ttl_seconds`` from now; its token stays.
 
-        Without ``ttl_seconds`` the lease keeps the length it was granted.
+        Without ``ttl_seconds`` the lease keeps the length it was granted. Not for
+        leases that somebody holds: whoever holds one does not hear of a shorter ttl.
 
         Raises:
             StaleLeaseError: the lease expired, was released or was superseded.
