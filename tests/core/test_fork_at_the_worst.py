@@ -330,3 +330,135 @@ os._exit(0)  # the long statement is in nobody's way
     )
 
     assert said == [{"child": answer}]
+
+
+def test_a_hook_of_somebody_else_may_wait_for_a_thread_that_imports(path: Path) -> None:
+    # Nothing that an import needs is held while others' hooks run.
+    said = play(
+        path,
+        """
+pid = os.fork()
+if pid == 0:
+    put(StateStore(path), "child")
+    os._exit(0)
+say(child=ended(pid))
+""",
+        before="""
+import os, threading
+forking = threading.Event()
+def work():
+    forking.wait()
+    import colorsys
+worker = threading.Thread(target=work)
+worker.start()
+# The first to be registered is the last to be called.
+os.register_at_fork(before=lambda: (forking.set(), worker.join()))
+""",
+    )
+
+    assert said[-1] == {"child": 0}
+    assert saved(path) == reported(said)
+
+
+def test_an_import_that_goes_on_for_ever_keeps_only_one_fork_waiting(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "endless_module.py").write_text("import __main__\n__main__.begun.set()\n__main__.over.wait()\n")
+    said = play(
+        path,
+        f"""
+from agent_checkpoint import forks
+forks.PATIENCE = 0.05
+pauses = []
+forks.sleep = lambda seconds: (pauses.append(seconds), time.sleep(seconds))
+sys.path.insert(0, {str(tmp_path)!r})
+begun, over = threading.Event(), threading.Event()
+threading.Thread(target=lambda: __import__("endless_module")).start()
+begun.wait()
+for _ in range(2):
+    pauses.clear()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    say(child=ended(pid), waited=bool(pauses))
+over.set()
+""",
+    )
+
+    assert said == [{"child": 0, "waited": True}, {"child": 0, "waited": False}]
+
+
+def test_a_fork_that_is_interrupted_while_it_waits_still_refuses_the_child(path: Path) -> None:
+    said = play(
+        path,
+        """
+import signal
+from agent_checkpoint import forks
+forks.PATIENCE = 30
+other = path + ".other"
+with StateStore(other) as another:
+    another.initialize()
+LONG = (
+    "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 100000000) "
+    "SELECT MAX(n) FROM numbers"
+)
+store = StateStore(path)
+inside = threading.Event()
+def read():
+    with store.read() as reader:
+        inside.set()
+        reader.rows(LONG)
+def interrupt():
+    while not forks.coming:
+        time.sleep(0.001)
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for work in (read, interrupt):
+    threading.Thread(target=work, daemon=True).start()
+inside.wait()
+pid = os.fork()
+if pid == 0:
+    try:
+        with StateStore(other) as mine:
+            mine.put_checkpoint("deploy", 1)
+        say(child="fine")
+    except ReentrancyError as error:
+        say(child="ReentrancyError")
+    os._exit(0)
+assert ended(pid) == 0
+os._exit(0)
+""",
+        noise="KeyboardInterrupt",
+    )
+
+    assert said == [{"child": "ReentrancyError"}]
+
+
+def test_a_hook_that_runs_before_ours_in_the_child_is_refused_its_parent_s_file(path: Path) -> None:
+    said = play(
+        path,
+        """
+import signal
+store = StateStore(path)
+gone = Signal()
+def hook():
+    gone.wait()
+    try:
+        with StateStore(path) as mine:
+            for _ in range(3):
+                put(mine, "child")
+                visit()
+    except ReentrancyError:
+        say(refused=True)
+    os._exit(0)
+with store.read():
+    pid = os.fork()
+store.close()
+os.close(gone.writing)
+say(child=ended(pid))
+visit()
+""",
+        before="import os\nos.register_at_fork(after_in_child=lambda: hook())\n",
+    )
+
+    assert {"refused": True} in said
+    assert {"child": 0} in said
+    assert saved(path) == reported(said)

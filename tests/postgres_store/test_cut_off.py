@@ -175,6 +175,28 @@ with StateStore(sys.argv[1]) as store:
 """
 
 
+# As every change with two events does it, right before its commit.
+FROZEN_BEHIND_MANY = """
+import json, sys
+from agent_checkpoint import StateStore
+with StateStore(sys.argv[1]) as store:
+    with store._database.transaction(("scope:release",)) as transaction:
+        transaction.executemany("DELETE FROM tickets WHERE number = ?", [(-1,), (-2,)])
+        print(json.dumps("inside"), flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_client_that_is_frozen_before_its_commit_keeps_nobody_for_long(store: StateStore, url: str) -> None:
+    store.acquire("build", "worker-b")
+    with crew(FROZEN_BEHIND_MANY, [(url,)]) as (frozen,):
+        assert frozen.answer() == "inside"
+        os.kill(frozen.process.pid, signal.SIGSTOP)
+        with StateStore(url, busy_timeout_seconds=60) as other:
+            assert other.acquire("release", "worker-b").token == 1
+        os.kill(frozen.process.pid, signal.SIGCONT)
+
+
 def test_a_client_that_is_frozen_in_a_transaction_keeps_nobody_for_long(store: StateStore, url: str) -> None:
     with crew(FROZEN, [(url,)]) as (frozen,):
         assert frozen.answer() == "inside"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 from tests import postgres
 from tests.postgres_store import pooler
 from tests.postgres_store.crew import work
+from tests.watching import wait_until
 
 from agent_checkpoint import LeaseHeldError, StaleLeaseError, StateStore
 
@@ -76,3 +78,17 @@ def test_holding_and_waiting_work_by_polling(shared: pooler.Pooler, schema: str)
         with pytest.raises(LeaseHeldError):
             first.acquire("release", "worker-a")
         assert [check for check in first.doctor() if check.verdict == "broken"] == []
+
+
+def test_nothing_goes_on_listening_in_the_sessions_that_others_use_next(
+    shared: pooler.Pooler, store: StateStore, schema: str
+) -> None:
+    with StateStore(shared.url(schema)) as waiting:
+        lease = store.acquire("release", "worker-a", ttl_seconds=600)
+        waits = threading.Thread(target=waiting.acquire, args=("release", "worker-b"), kwargs={"wait_seconds": 60})
+        waits.start()
+        wait_until(lambda: store.status().queues)
+        store.release(*lease.fence)
+        waits.join()
+    with psycopg.connect(shared.url(schema).partition("?")[0], prepare_threshold=None) as others:
+        assert others.execute("SELECT pg_listening_channels()").fetchall() == []

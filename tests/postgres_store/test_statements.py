@@ -107,3 +107,14 @@ def test_a_question_mark_stands_for_a_parameter_and_nothing_else() -> None:
     for name, sql in STATEMENTS:
         assert "'" not in sql or not re.search(r"'[^']*\?[^']*'", sql), name
         assert statements.numbered(sql).decode().count("$") == sql.count("?"), name
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "EUC_JP"])
+def test_names_are_what_they_are_whatever_encoding_a_client_would_have(
+    store: StateStore, url: str, encoding: str
+) -> None:
+    with StateStore(f"{url}&client_encoding={encoding}") as other:
+        for scope in ("scöpe", "日本"):
+            lease = other.acquire(scope, "ada")
+            assert other.check_lease(*lease.fence).scope == scope
+            assert [each.scope for each in store.list_leases() if each.scope == scope] == [scope]

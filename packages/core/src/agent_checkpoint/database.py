@@ -185,6 +185,9 @@ class Database(ABC):
     knows_processes = True
     """Whether the kernel's word on a process counts: not where a copy of the machine may be a client too."""
 
+    outlived = False
+    """Whether who holds a lease may live on when the database crashes: a heartbeat must survive that then."""
+
     @abstractmethod
     def create(self) -> None:
         """Make an empty store if there is none: ours by its mark, no tables of core yet."""

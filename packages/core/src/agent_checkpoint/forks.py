@@ -19,7 +19,6 @@ ever, as that thread is not there; so a fork waits for that, too.
 
 from __future__ import annotations
 
-import _imp
 import os
 import sys
 from _thread import RLock, get_ident
@@ -42,6 +41,10 @@ _lock = RLock()
 # One entry for each fork between this process and the one that imported the module.
 _passed: list[None] = []
 _caught_up = 0
+# The process that has caught up.
+_pid = os.getpid()
+# The imports, by their locks, that have lasted longer than an earlier fork was willing to wait.
+_outlasting: set[int] = set()
 _before: list[Callable[[], None]] = []
 _in_child: list[Callable[[], None]] = []
 
@@ -61,6 +64,12 @@ def generation() -> int:
 
 def settled() -> int:
     """The same, once all is done that has to be done in a new child."""
+    global _pid
+    if _pid != os.getpid():
+        # Somebody's hook that runs before ours uses a store in the child, or no hook was called at all.
+        if _caught_up == len(_passed):
+            _passed.append(None)
+        _pid = os.getpid()
     if _caught_up != len(_passed):
         _catch_up()
     return _caught_up
@@ -89,32 +98,34 @@ def _prepare() -> None:
 
 
 def _let_import() -> None:
-    """Take the lock without which no import begins, when no other thread is importing."""
+    """Wait until no other thread is importing; for an import that has outlasted a fork's patience only once.
+
+    That none begins cannot be had: who holds the lock for that waits for ever
+    for others' hooks, and for locks that are taken in the midst of an import.
+    """
+    global _outlasting
     deadline = monotonic() + PATIENCE
-    while True:
-        _imp.acquire_lock()
-        if not _is_importing_elsewhere() or monotonic() >= deadline:
-            return
-        _imp.release_lock()
+    while not (importing := _imported_elsewhere()) <= _outlasting and monotonic() < deadline:
         sleep(0.001)
+    _outlasting = importing
 
 
-def _is_importing_elsewhere() -> bool:
+def _imported_elsewhere() -> set[int]:
     # Of a module that is being imported, and of no other one, there is a lock.
     locks = getattr(sys.modules["_frozen_importlib"], "_module_locks", {})
-    owners = {getattr(lock(), "owner", None) for lock in list(locks.values())}
-    return not owners <= {None, get_ident()}
+    found = [reference() for reference in list(locks.values())]
+    return {id(lock) for lock in found if getattr(lock, "owner", None) not in (None, get_ident())}
 
 
 def _catch_up() -> None:
-    global _caught_up, coming
+    global _caught_up, _pid, coming
     with _lock:
         if _caught_up == len(_passed):
             return
         coming = False
         for call in _in_child:
             call()
-        _caught_up = len(_passed)
+        _pid, _caught_up = os.getpid(), len(_passed)
 
 
 os.register_at_fork(
@@ -122,6 +133,5 @@ os.register_at_fork(
     after_in_parent=_lock.release,
     after_in_child=_lock._at_fork_reinit,  # type: ignore[attr-defined]
 )
-os.register_at_fork(after_in_parent=_imp.release_lock, after_in_child=_imp.release_lock)
 os.register_at_fork(after_in_child=partial(_passed.append, None))
 os.register_at_fork(after_in_child=_catch_up)

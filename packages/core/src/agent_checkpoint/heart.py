@@ -213,7 +213,7 @@ class Heart:
             answers: dict[int, StaleLeaseError | None] = self._changes.run(
                 locks,
                 lambda change: _renew_rows(change, pulses, self._clock.ticks_ns(), told_at),
-                terms=leases.HEARTBEAT if telling else QUIET,
+                terms=leases.HEARTBEAT if telling or self._changes.database.outlived else QUIET,
             )
         except AgentCheckpointError:
             now = self._clock.ticks_ns()

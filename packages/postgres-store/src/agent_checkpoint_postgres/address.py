@@ -67,6 +67,7 @@ def parse(url: str, busy_seconds: float) -> Address:
     _check_schema(schema)
     parameters = {**KEEPALIVE, "connect_timeout": str(max(2, math.ceil(busy_seconds))), **parameters}
     parameters.setdefault("application_name", "agent-checkpoint")
+    parameters["client_encoding"] = "UTF8"  # every name is sent as such, whatever the role or the environment says
     return Address(
         url,
         _shown(parameters, schema),

@@ -65,6 +65,7 @@ class PostgresDatabase(Database):
 
     dialect = "postgresql"
     knows_processes = False
+    outlived = True
 
     def __init__(self, url: str, *, busy_timeout_seconds: float, synchronous: str, clock: Clock) -> None:
         address = parse(url, busy_timeout_seconds)

@@ -95,6 +95,11 @@ class Ear(threading.Thread):
             self.join(REST_SECONDS)
 
     def _listen(self, link: Link) -> None:
+        if link.ask(b"SELECT pg_backend_pid()") != (link.info.backend_pid,):
+            # A proxy is in between: the session is the next client's, who would go on listening. Looking now and
+            # then is enough for us.
+            self._is_over(None)
+            return
         link.own.execute(f"LISTEN {statements.identifier(self.channel)}".encode())
         for bell in list(self.bells.values()):
             bell.ring()  # what was notified before is not heard
@@ -107,7 +112,7 @@ class Ear(threading.Thread):
                 if rung is not None:
                     rung.ring()
 
-    def _is_over(self, seconds: float) -> bool:
+    def _is_over(self, seconds: float | None) -> bool:
         return bool(select.select([self._ended], [], [], seconds)[0])
 
 

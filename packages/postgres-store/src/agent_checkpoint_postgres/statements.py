@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # How long a transaction may idle, in milliseconds: the server ends one whose
 # client is frozen or cut off, and with it its locks.
 IDLE_MS = 5_000
+# That of one in whose midst another store is waited for.
+MIGRATING_IDLE_MS = 600_000
 
 # Microseconds since 1970 by the server's clock, which is read now and not at the transaction's begin.
 WALL = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
@@ -34,7 +36,7 @@ READ = (
 )
 WRITE = (
     "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL search_path TO {schema}; "
-    f"SET LOCAL idle_in_transaction_session_timeout TO {IDLE_MS}; "
+    "SET LOCAL idle_in_transaction_session_timeout TO {idle}; "
     "SET LOCAL synchronous_commit TO {level}; SET LOCAL lock_timeout TO {patience}; {locks}"
     f"SELECT {WALL}, {OLDEST}, {OWN}"
 )
@@ -81,7 +83,7 @@ def begin_read(schema: str) -> bytes:
     return READ.format(schema=quoted(schema)).encode()
 
 
-def begin_write(schema: str, locks: Sequence[str], *, durable: bool, patience_ms: int) -> bytes:
+def begin_write(schema: str, locks: Sequence[str], *, durable: bool, patience_ms: int, idle_ms: int = IDLE_MS) -> bytes:
     """Open a transaction that holds these locks.
 
     They are taken in the order of their numbers, so that no two transactions
@@ -92,6 +94,7 @@ def begin_write(schema: str, locks: Sequence[str], *, durable: bool, patience_ms
         schema=quoted(schema),
         level="on" if durable else "off",
         patience=patience_ms,
+        idle=idle_ms,
         locks=take(schema, locks),
     ).encode()
 

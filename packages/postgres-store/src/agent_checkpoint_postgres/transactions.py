@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from threading import get_ident
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import psycopg
 
@@ -67,8 +67,11 @@ def _may_pass(error: Exception) -> bool:
 class PostgresRead(Reader):
     """A read of one state."""
 
+    _link: Link | None = None
+
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
+        self._pid = os.getpid()
 
     def __enter__(self) -> PostgresRead:
         database = self._database
@@ -80,19 +83,36 @@ class PostgresRead(Reader):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        if self._link.pid != os.getpid():
+        if self._pid != os.getpid():
             raise ReentrancyError("this process was forked inside a read of the store, which is its parent's to end")
+        link = self._link
+        assert link is not None
         try:
-            self._link.own.execute(b"COMMIT")
+            link.own.execute(b"COMMIT")
         except psycopg.Error:
             # Nothing was written: what was read is good.
-            self._database.links.discard(self._link)
+            self._let_go(self._database.links.discard)
+        except BaseException:
+            self._let_go(self._database.links.discard)
+            raise
         else:
-            self._database.links.give_back(self._link)
+            self._let_go(self._database.links.give_back)
+
+    def __del__(self) -> None:
+        # Where an interrupt struck before the end could do its work: its place in the pool must not be lost with it.
+        if self._link is not None and self._pid == os.getpid():
+            self._let_go(self._database.links.discard)
+
+    def _let_go(self, how: Callable[[Link], None]) -> None:
+        # Not ours any more before it may be another's.
+        link, self._link = cast("Link", self._link), None
+        how(link)
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
-        if self._link.pid != os.getpid():
+        if self._pid != os.getpid():
             raise ReentrancyError("this process was forked inside a read of the store, which is its parent's to use")
+        if self._link is None:
+            raise StorageError(f"{self._database.name}: the read has ended")
         return fetch(self._link, sql, parameters, self._database.name)
 
     def tables(self) -> list[Table]:
@@ -139,14 +159,19 @@ class PostgresTransaction(Transaction):
     def _message(self, deadline: float) -> bytes:
         # 0 would mean: wait for ever.
         patience = max(1, int((deadline - monotonic()) * 1000))
-        return statements.begin_write(self._database.schema, self._locks, durable=self._durable, patience_ms=patience)
+        return statements.begin_write(
+            self._database.schema,
+            self._locks,
+            durable=self._durable,
+            patience_ms=patience,
+            idle_ms=statements.MIGRATING_IDLE_MS if self._migrating else statements.IDLE_MS,
+        )
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         if self._pid != os.getpid():
             self._link = None
             raise ReentrancyError("this process was forked inside a store transaction, which is its parent's to end")
-        link, self._link = self._link, None
-        self._database.writers.discard(self._writer)
+        link = self._link
         assert link is not None
         lost = None
         try:
@@ -155,22 +180,29 @@ class PostgresTransaction(Transaction):
             elif link.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
                 link.own.execute(b"ROLLBACK")
         except psycopg.Error as failed:
-            self._database.links.discard(link)
+            self._let_go(self._database.links.discard)
             if kind is None:
                 raise translate(failed, self._database.name) from failed
         except BaseException:
-            self._database.links.discard(link)
+            self._let_go(self._database.links.discard)
             raise
         else:
-            self._database.links.give_back(link)  # first: it may be the only one
+            self._let_go(self._database.links.give_back)  # first: it may be the only one
             if lost is not None:
                 find_out(self._database, self._sent(link), lost)
 
     def __del__(self) -> None:
-        # Where an interrupt struck before the end could do its work.
+        self.leave()
+
+    def leave(self) -> None:
         if self._link is not None and self._pid == os.getpid():
-            self._database.writers.discard(self._writer)
-            self._database.links.discard(self._link)
+            self._let_go(self._database.links.discard)
+
+    def _let_go(self, how: Callable[[Link], None]) -> None:
+        self._database.writers.discard(self._writer)
+        # Not ours any more before it may be another's.
+        link, self._link = cast("Link", self._link), None
+        how(link)
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Row]:
         return fetch(self._open(), sql, parameters, self._database.name)
@@ -183,7 +215,11 @@ class PostgresTransaction(Transaction):
 
     def executemany(self, sql: str, parameters: Iterable[Parameters]) -> None:
         try:
-            self._open().own.executemany(statements.numbered(sql), parameters)
+            own = self._open().own
+            own.executemany(statements.numbered(sql), parameters)
+            # What psycopg sends behind it ends the server's wait for the next statement, and with
+            # that the limit of how long a transaction may idle. A statement of its own begins it anew.
+            own.execute(b"SELECT")
         except psycopg.Error as error:
             raise translate(error, self._database.name) from error
 

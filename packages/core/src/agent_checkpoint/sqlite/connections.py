@@ -160,15 +160,15 @@ def _close_all(idle: list[Connection]) -> None:
 def _withdraw_all() -> None:
     """Before a fork: have no connection open, if the other threads allow it for a moment."""
     me, deadline = get_ident(), monotonic() + forks.PATIENCE
-    opening.inside_sqlite = False
     while True:
         for pool in _all_pools():
             pool.withdraw()
         left = opening.opened.copy()
         if all(note.thread == me for note in left):
+            opening.inside_sqlite.append(False)
             return
         if monotonic() >= deadline:
-            opening.inside_sqlite = _may_be_inside({note.thread for note in left} - {me})
+            opening.inside_sqlite.append(_may_be_inside({note.thread for note in left} - {me}))
             return
         sleep(0.001)
 
@@ -195,3 +195,4 @@ def _abandon_all() -> None:
 
 
 forks.at_fork(before=_withdraw_all, in_child=_abandon_all)
+os.register_at_fork(after_in_parent=opening.inside_sqlite.clear)

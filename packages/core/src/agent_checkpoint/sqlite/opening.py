@@ -44,8 +44,8 @@ class Note:
 opened: set[Note] = set()
 """Every connection of this process, from before it is opened until after it was closed, whoever has it."""
 
-inside_sqlite = False
-"""Whether another thread may be in SQLite's own code, at the fork that is coming, or was the last one."""
+inside_sqlite: list[bool] = []
+"""Whether another thread may be in SQLite's own code, at the fork that is coming; empty while nobody knows."""
 
 # Files that were open when this process was forked.
 _poisoned: set[tuple[int, int]] = set()
@@ -147,7 +147,10 @@ def abandon() -> None:
     theirs = [note for note in opened.copy() if note.generation != forks.generation()]
     _abandoned.extend(theirs)  # first of all, for the garbage collector may run in here
     _poisoned.update(note.identity for note in theirs if note.identity is not None)
-    _all_poisoned = _all_poisoned or inside_sqlite
+    me = get_ident()  # nobody knows, when what goes before a fork was interrupted
+    inside = inside_sqlite[-1] if inside_sqlite else any(note.thread not in (0, me) for note in theirs)
+    _all_poisoned = _all_poisoned or inside
+    inside_sqlite.clear()
     for note in theirs:
         leak(note.kept)
         opened.discard(note)
