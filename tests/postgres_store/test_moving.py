@@ -229,6 +229,29 @@ def test_writers_that_go_on_while_it_moves_have_written_before_it_or_are_refused
 # What is refused, and accidents
 
 
+def test_a_name_that_leads_elsewhere_later_is_not_the_place_that_it_was_moved_to(
+    places: Places, server: postgres.Server, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("production", "testing"):
+        server.sql(f"CREATE DATABASE {schema}_{name}")
+    url = f"postgresql://postgres@127.0.0.1:{server.port}?schema=agent_checkpoint"
+    with StateStore(places("sqlite")) as store:
+        store.initialize()
+        lease = store.acquire("release", "worker-a")
+        store.release(*lease.fence)
+        monkeypatch.setenv("PGDATABASE", f"{schema}_production")
+        with StateStore(url) as target:
+            store.move_to(target)
+        monkeypatch.setenv("PGDATABASE", f"{schema}_testing")
+        with StateStore(url) as another, pytest.raises(StoreMovedError, match="leads to another place now") as refused:
+            store.move_to(another)
+        assert f"{schema}_production" in refused.value.hint
+        monkeypatch.setenv("PGDATABASE", f"{schema}_production")
+        with StateStore(url) as target:
+            assert store.move_to(target).already
+            assert target.acquire("release", "worker-a").token == 2
+
+
 def test_a_live_lease_is_refused_and_the_source_goes_on(ends: tuple[StateStore, StateStore]) -> None:
     source, target = ends
     lease = source.acquire("release", "worker-a")

@@ -139,6 +139,10 @@ class Transaction(Reader):
     def ring(self, bells: Iterable[str]) -> None:
         """Ring these as soon as this is committed."""
 
+    def where(self) -> str:
+        """Where this is by the database's own word; "" where its name says it all."""
+        return ""
+
     @abstractmethod
     def script(self, text: str) -> None:
         """Execute the statements of a migration file, as a part of this transaction."""

@@ -108,7 +108,7 @@ class _Mover:
 
     def move(self, transaction: Transaction, scripts: dict[str, list[str]]) -> Moved:
         """Make the tables, seal the source, copy and compare; the commit is the caller's."""
-        here = self._source.database
+        here, where = self._source.database, transaction.where()
         if components.version(transaction, CORE):
             return _moved_before(transaction, here, self._there)
         strangers = {table.name for table in transaction.tables()}
@@ -118,7 +118,7 @@ class _Mover:
             components.set_version(transaction, component, len(texts))
         with here.read() as reader:
             tables = _same_tables(reader, transaction, strangers - {"components"})
-        seal(self._source, self._there.name, self._mark)
+        seal(self._source, self._there.name, self._mark, where)
         self._sealed = True
         moved = self._copy(transaction, tables)
         self._complete = True
@@ -157,14 +157,17 @@ def _moved_before(transaction: Transaction, here: Database, there: Database) -> 
     """The answer of the earlier call whose answer was lost: only it can have filled the target."""
     with here.read() as reader:
         sealed = components.moved_to(reader)
+        _refuse_elsewhere(here, sealed, components.moved_where(reader), transaction.where())
     found = event_log.latest(transaction, "store.moved")
     if sealed is None or found is None or found.get("from") != here.name:
         raise _full(there)
     return Moved(here.name, there.name, {}, found["sha256"], already=True)
 
 
-def seal(source: Changes, place: str, mark: int = 0) -> None:
+def seal(source: Changes, place: str, mark: int = 0, where: str = "") -> None:
     """Let nobody change a store any more, for it was moved to a place; ``mark`` is for who takes that back.
+
+    ``where`` is what the place says of itself: another one may have its name some day.
 
     Raises:
         LeaseHeldError: a lease is live; nothing was changed.
@@ -177,10 +180,11 @@ def seal(source: Changes, place: str, mark: int = 0) -> None:
         sealed = components.moved_to(transaction)
         _refuse_moved(source.database, sealed, place)
         if sealed is not None:
+            _refuse_elsewhere(source.database, sealed, components.moved_where(transaction), where)
             components.mark_seal(transaction, mark)
             return
         event_log.record(transaction, [Happened("store.sealed", detail={"moved_to": place})], False)
-        components.seal(transaction, place, mark)
+        components.seal(transaction, place, where, mark)
         # Waits for every change that is under way: what is live after that, stays live.
         transaction.seal([table.name for table in transaction.tables() if table.name != "components"], place)
         for row in lease_rows.everyone(transaction):
@@ -206,6 +210,16 @@ def unseal(source: Changes, mark: int = 0) -> None:
 def _refuse_moved(here: Database, sealed: str | None, place: str) -> None:
     if sealed not in (None, place):
         raise StoreMovedError(f"{here.name}: this store was moved to {sealed}", database=here.name, moved_to=sealed)
+
+
+def _refuse_elsewhere(here: Database, sealed: str | None, known: str | None, where: str) -> None:
+    if known not in (None, where):
+        raise StoreMovedError(
+            f"{here.name}: this store was moved to {sealed}, and that name leads to another place now ({where})",
+            hint=f"it was moved to {known}; two stores that go on with the same tokens must not exist",
+            database=here.name,
+            moved_to=sealed,
+        )
 
 
 def _scripts(reader: Reader, here: Database, there: Database) -> dict[str, list[str]]:

@@ -31,6 +31,11 @@ PAUSE_SECONDS = 0.02
 
 # The server or the connection went away: what became of the commit it does not say.
 LOST = ("57P", "08")
+MAY_ASK = "SELECT has_function_privilege('pg_control_system()', 'execute')"
+WHERE = """
+SELECT 'cluster ' || system_identifier || ', database ' || current_database() || ', schema ' || current_schema()
+FROM pg_control_system()
+"""
 IN_TRANSACTION = psycopg.pq.TransactionStatus.INTRANS
 
 
@@ -256,6 +261,12 @@ class PostgresTransaction(Transaction):
     def skip(self, ahead: int) -> None:
         for statement in tables.skipping(self.rows(tables.COUNTERS), ahead):
             self.rows(statement)
+
+    def where(self) -> str:
+        """The cluster, database and schema; a name may come from libpq's environment, or lead through a tunnel."""
+        if not self.rows(MAY_ASK)[0][0]:
+            return ""
+        return str(self.rows(WHERE)[0][0])
 
     def script(self, text: str) -> None:
         try:

@@ -37,6 +37,22 @@ DELETE FROM components
 WHERE component = 'sealed' AND version = ?
 """
 
+# What is at that place, by its own word: a name may lead elsewhere later.
+NOTE_WHERE = """
+INSERT INTO components (component, version, package, changed_at)
+VALUES ('sealed-where', 0, ?, ?)
+"""
+
+FORGET_WHERE = """
+DELETE FROM components
+WHERE component = 'sealed-where'
+"""
+
+MOVED_WHERE = """
+SELECT package FROM components
+WHERE component = 'sealed-where'
+"""
+
 SEALED = """
 SELECT package FROM components
 WHERE component = 'sealed'
@@ -44,7 +60,7 @@ WHERE component = 'sealed'
 
 ALL = """
 SELECT component, version, package FROM components
-WHERE component <> 'sealed'
+WHERE component NOT IN ('sealed', 'sealed-where')
 ORDER BY component
 """
 
@@ -66,9 +82,16 @@ def moved_to(reader: Reader) -> str | None:
     return found[0][0] if found else None
 
 
-def seal(transaction: Transaction, place: str, mark: int) -> None:
+def moved_where(reader: Reader) -> str | None:
+    """What was at that place, by its own word; None when it was not moved, or by an earlier version."""
+    found = reader.rows(MOVED_WHERE)
+    return found[0][0] if found else None
+
+
+def seal(transaction: Transaction, place: str, where: str, mark: int) -> None:
     """Note that the store was moved, and by whom."""
     transaction.run(SEAL, (mark, place, transaction.moment.wall_ns))
+    transaction.run(NOTE_WHERE, (where, transaction.moment.wall_ns))
 
 
 def mark_seal(transaction: Transaction, mark: int) -> None:
@@ -78,7 +101,10 @@ def mark_seal(transaction: Transaction, mark: int) -> None:
 
 def unseal(transaction: Transaction, mark: int) -> bool:
     """Take the seal back, if it has this mark; whether it had."""
-    return transaction.run(UNSEAL, (mark,)) > 0
+    taken_back = transaction.run(UNSEAL, (mark,)) > 0
+    if taken_back:
+        transaction.run(FORGET_WHERE)
+    return taken_back
 
 
 def everyone(reader: Reader) -> list[tuple[str, int, str]]:
