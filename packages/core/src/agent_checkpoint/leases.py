@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent_checkpoint import names, payload
 from agent_checkpoint.database import ORDINARY, Terms
-from agent_checkpoint.errors import StaleLeaseError
+from agent_checkpoint.errors import AgentCheckpointError, StaleLeaseError
 from agent_checkpoint.ledger import leases as rows
 from agent_checkpoint.ledger import tickets
 from agent_checkpoint.records import Fence, Happened, LeaseRow, Limit, Write
@@ -79,7 +79,7 @@ def acquire_now(changes: Changes, ask: grant.Ask, note: Callable[[Lease], object
         raise
     except BaseException:
         if granted:
-            take_back(changes, granted[-1])
+            _take_back_if_possible(changes, granted[-1])
         raise
     return lease
 
@@ -159,6 +159,13 @@ def take_back(changes: Changes, granted: LeaseRow) -> None:
                 _settle(change, grant.release(row, change.transaction.moment))
 
     changes.run((f"scope:{granted.scope}",), decide)
+
+
+def _take_back_if_possible(changes: Changes, granted: LeaseRow) -> None:
+    try:
+        take_back(changes, granted)
+    except AgentCheckpointError:
+        return  # it ends by its ttl
 
 
 def expire(changes: Changes, fence: Fence, reason: str) -> Lease:
