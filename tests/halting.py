@@ -26,17 +26,41 @@ def _place(code: ModuleType) -> str:
     return code.__file__.removesuffix("__init__.py")
 
 
-class Halted(threading.Thread):
-    """A call that is halted before its n-th line in a package, or a module."""
+class _Traced(threading.Thread):
+    """A call in a thread of its own, to which something happens before its n-th line in a package, or a module."""
 
     def __init__(self, call: Callable[[], object], code: ModuleType, line: int) -> None:
         super().__init__(daemon=True)
-        self._where = _place(code)
+        self._place = _place(code)
         self._call = call
         self._left = line
+        self.where = ""
+
+    def _was_reached(self) -> bool:
+        """Run it to its end; False where the call has fewer lines."""
+        self.start()
+        self.join(LONG)
+        assert not self.is_alive(), f"hangs after {self.where}"
+        return bool(self.where)
+
+    def _is_of_it(self, frame: FrameType) -> bool:
+        return frame.f_code.co_filename.startswith(self._place)
+
+    def _is_it(self, frame: FrameType) -> bool:
+        """Count a line; whether it is the one."""
+        self._left -= 1
+        if self._left == 0:
+            self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        return self._left == 0
+
+
+class Halted(_Traced):
+    """A call that is halted before its n-th line in a package, or a module."""
+
+    def __init__(self, call: Callable[[], object], code: ModuleType, line: int) -> None:
+        super().__init__(call, code, line)
         self._at = threading.Event()
         self._go_on = threading.Event()
-        self.where = ""
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -63,18 +87,15 @@ class Halted(threading.Thread):
         return self.error
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_name in LEFT_OUT or not frame.f_code.co_filename.startswith(self._where):
+        if frame.f_code.co_name in LEFT_OUT or not self._is_of_it(frame):
             return None
-        if event == "line":
-            self._left -= 1
-            if self._left == 0:
-                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-                self._at.set()
-                self._go_on.wait(LONG)
+        if event == "line" and self._is_it(frame):
+            self._at.set()
+            self._go_on.wait(LONG)
         return self._trace
 
 
-class Interrupted(threading.Thread):
+class Interrupted(_Traced):
     """A call that is interrupted before its n-th line in a package or module, as Ctrl-C does it.
 
     Lines that begin a ``with`` are left out: Python comes back to them at the
@@ -84,12 +105,8 @@ class Interrupted(threading.Thread):
     def __init__(
         self, call: Callable[[], object], code: ModuleType, line: int, then: Callable[[], object] | None = None
     ) -> None:
-        super().__init__(daemon=True)
-        self._where = _place(code)
-        self._call = call
-        self._left = line
+        super().__init__(call, code, line)
         self._then = then
-        self.where = ""
         self.error: BaseException | None = None
         """What the handler of the interrupt met, which runs while its traceback is there."""
 
@@ -109,35 +126,26 @@ class Interrupted(threading.Thread):
 
     def was_interrupted(self) -> bool:
         """Run it to its end; False where the call has fewer lines."""
-        self.start()
-        self.join(LONG)
-        assert not self.is_alive(), f"hangs after {self.where}"
-        return bool(self.where)
+        return self._was_reached()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         name, caller = frame.f_code.co_filename, frame.f_back
         if caller is not None and caller.f_code.co_name == "__del__":
             return None
-        if frame.f_code.co_name in LEFT_OUT or not name.startswith(self._where):
+        if frame.f_code.co_name in LEFT_OUT or not self._is_of_it(frame):
             return None
-        if event == "line" and not linecache.getline(name, frame.f_lineno).lstrip().startswith("with "):
-            self._left -= 1
-            if self._left == 0:
-                self.where = f"{Path(name).name}:{frame.f_lineno}"
-                raise KeyboardInterrupt
+        begins_with = linecache.getline(name, frame.f_lineno).lstrip().startswith("with ")
+        if event == "line" and not begins_with and self._is_it(frame):
+            raise KeyboardInterrupt
         return self._trace
 
 
-class Handled(threading.Thread):
+class Handled(_Traced):
     """A call before whose n-th line in a package or module a signal's handler runs another one, in the same thread."""
 
     def __init__(self, call: Callable[[], object], handler: Callable[[], object], code: ModuleType, line: int) -> None:
-        super().__init__(daemon=True)
-        self._where = _place(code)
-        self._call = call
+        super().__init__(call, code, line)
         self._handler = handler
-        self._left = line
-        self.where = ""
         self.errors: list[Exception] = []
 
     def run(self) -> None:
@@ -147,10 +155,7 @@ class Handled(threading.Thread):
 
     def was_handled(self) -> bool:
         """Run it to its end; False where the call has fewer lines."""
-        self.start()
-        self.join(LONG)
-        assert not self.is_alive(), f"hangs at {self.where}"
-        return bool(self.where)
+        return self._was_reached()
 
     def _try(self, call: Callable[[], object]) -> None:
         try:
@@ -159,11 +164,8 @@ class Handled(threading.Thread):
             self.errors.append(error)
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(self._where):
+        if not self._is_of_it(frame):
             return None
-        if event == "line":
-            self._left -= 1
-            if self._left == 0:
-                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-                self._try(self._handler)  # which is not traced, as this is a trace function
+        if event == "line" and self._is_it(frame):
+            self._try(self._handler)  # which is not traced, as this is a trace function
         return self._trace
